@@ -1,0 +1,186 @@
+// The exported functions that run or prepare kernels; api_describe.cpp has those that only tell.
+#include <cstring>
+
+#include "call.h"
+#include "call_errors.h"
+#include "check.h"
+#include "loader.h"
+#include "message.h"
+
+namespace tk {
+
+namespace {
+
+const KernelDesc* desc(const tk_kernel* kernel) { return reinterpret_cast<const KernelDesc*>(kernel); }
+
+// kKernels is sorted by name.
+const KernelDesc* find_by_name(const char* name) {
+  int32_t low = 0, high = kNumKernels;
+  while (low < high) {
+    const int32_t middle = (low + high) / 2;
+    const int order = std::strcmp(kKernels[middle]->name, name);
+    if (order == 0) return kKernels[middle];
+    if (order < 0) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return nullptr;
+}
+
+tk_status fail_unknown(const char* name) {
+  Message message;
+  message.add("%s: no such kernel in this library; it holds ", name);
+  constexpr int32_t kMaxShown = 40;
+  const int32_t shown = kNumKernels < kMaxShown ? kNumKernels : kMaxShown;
+  for (int32_t i = 0; i < shown; ++i) message.add_separator(i, kNumKernels, "and").add("%s", kKernels[i]->name);
+  if (kNumKernels > shown) message.add(" and %d more", static_cast<int>(kNumKernels - shown));
+  if (kNumKernels == 0) message.add("none");
+  return TK_NOT_BUILT;
+}
+
+tk_status find(const char* name, const KernelDesc** kernel) {
+  if (name == nullptr) return fail(TK_INVALID_ARGUMENT, "tk_find: name must be a text, got null");
+  *kernel = find_by_name(name);
+  return *kernel != nullptr ? TK_OK : fail_unknown(name);
+}
+
+// Loads into the context that is current, so that a first launch while capturing has nothing left to do.
+tk_status load_variant(const Driver& driver, const Device& device, const KernelDesc& kernel,
+                       const VariantDesc& variant) {
+  for (int32_t i = 0; i < variant.num_launches; ++i) {
+    CUkernel loaded = nullptr;
+    CUfunction function = nullptr;
+    TK_RETURN_IF_ERROR(find_kernel(driver, device, kernel, variant, i, &loaded));
+    const CUresult result = driver.cuKernelGetFunction(&function, loaded);
+    if (result != CUDA_SUCCESS) {
+      Message message;
+      message.add("%s: loading %s into the context of cuda:%d: ", kernel.name, variant.launches[i].symbol,
+                  static_cast<int>(device.ordinal));
+      return add_driver_error(message, driver, "cuKernelGetFunction", result);
+    }
+  }
+  return TK_OK;
+}
+
+// Loads what a call on this device could choose. *archs: those the kernel is built for; *loaded: whether any fits.
+tk_status load_kernel_variants(const Driver& driver, const Device& device, const KernelDesc& kernel, uint32_t* archs,
+                               bool* loaded) {
+  for (int32_t i = 0; i < kernel.num_keys; ++i) {
+    const KeyDesc& key = kernel.keys[i];
+    uint32_t key_archs = 0;
+    for (int32_t j = key.first; j < key.first + key.num; ++j) key_archs |= 1u << kernel.variants[j].arch;
+    *archs |= key_archs;
+    const int32_t arch = best_arch(device, key_archs);
+    for (int32_t j = key.first; j < key.first + key.num; ++j) {
+      if (kernel.variants[j].arch != arch) continue;
+      *loaded = true;
+      TK_RETURN_IF_ERROR(load_variant(driver, device, kernel, kernel.variants[j]));
+    }
+  }
+  return TK_OK;
+}
+
+tk_status preload_named(const Driver& driver, const Device& device, const char* const* names, int32_t num_names) {
+  for (int32_t i = 0; i < num_names; ++i) {
+    const KernelDesc* kernel = nullptr;
+    uint32_t archs = 0;
+    bool loaded = false;
+    TK_RETURN_IF_ERROR(find(names[i], &kernel));
+    TK_RETURN_IF_ERROR(load_kernel_variants(driver, device, *kernel, &archs, &loaded));
+    if (!loaded) return fail_no_arch(*kernel, device, archs);
+  }
+  return TK_OK;
+}
+
+tk_status preload_all(const Driver& driver, const Device& device) {
+  bool loaded = false;
+  for (int32_t i = 0; i < kNumKernels; ++i) {
+    uint32_t archs = 0;
+    TK_RETURN_IF_ERROR(load_kernel_variants(driver, device, *kKernels[i], &archs, &loaded));
+  }
+  return loaded || kNumKernels == 0 ? TK_OK : fail_library_arch(device);
+}
+
+tk_status preload(const char* const* names, int32_t num_names) {
+  const Driver* driver = nullptr;
+  const Device* device = nullptr;
+  TK_RETURN_IF_ERROR(find_driver(&driver));
+  TK_RETURN_IF_ERROR(find_current_device(*driver, &device));
+  return names != nullptr ? preload_named(*driver, *device, names, num_names) : preload_all(*driver, *device);
+}
+
+tk_status fail_no_handle(const char* call) {
+  return fail(TK_INVALID_ARGUMENT, "%s: kernel must be a handle from tk_find, got null", call);
+}
+
+tk_status fail_context(const Driver& driver, const char* call, CUresult result) {
+  Message message;
+  message.add("changing the current context: ");
+  return add_driver_error(message, driver, call, result);
+}
+
+}  // namespace
+
+}  // namespace tk
+
+using namespace tk;  // NOLINT: the functions below are the outer face of this namespace
+
+const char* tk_last_error(void) { return last_message(); }
+
+tk_status tk_find(const char* name, const tk_kernel** kernel) {
+  const KernelDesc* found = nullptr;
+  TK_RETURN_IF_ERROR(find(name, &found));
+  *kernel = reinterpret_cast<const tk_kernel*>(found);
+  return TK_OK;
+}
+
+tk_status tk_launch(const tk_kernel* kernel, const tk_tensor* const* tensors, const tk_scalar* scalars,
+                    const int32_t* axes, tk_stream stream) {
+  if (kernel == nullptr) [[unlikely]]
+    return fail_no_handle("tk_launch");
+  return call(*desc(kernel), tensors, scalars, axes, stream);
+}
+
+tk_status tk_check(const tk_kernel* kernel, const tk_tensor* const* tensors, const tk_scalar* scalars,
+                   const int32_t* axes) {
+  if (kernel == nullptr) [[unlikely]]
+    return fail_no_handle("tk_check");
+  return check(*desc(kernel), tensors, scalars, axes);
+}
+
+tk_status tk_preload(const char* const* names, int32_t num_names, int32_t device) {
+  if (device < 0) return preload(names, num_names);
+  void* previous = nullptr;
+  TK_RETURN_IF_ERROR(tk_enter_device(device, &previous));
+  const tk_status status = preload(names, num_names);
+  const tk_status left = tk_leave_device(previous);
+  return status != TK_OK ? status : left;
+}
+
+tk_status tk_enter_device(int32_t ordinal, void** previous) {
+  *previous = nullptr;
+  const Driver* driver = nullptr;
+  const Device* device = nullptr;
+  CUcontext primary = nullptr, current = nullptr;
+  TK_RETURN_IF_ERROR(find_driver(&driver));
+  TK_RETURN_IF_ERROR(find_device(*driver, ordinal, &device));
+  TK_RETURN_IF_ERROR(find_primary_context(*driver, *device, &primary));
+  CUresult result = driver->cuCtxGetCurrent(&current);
+  if (result != CUDA_SUCCESS) return fail_context(*driver, "cuCtxGetCurrent", result);
+  if (current == primary) [[likely]]
+    return TK_OK;
+  result = driver->cuCtxSetCurrent(primary);
+  if (result != CUDA_SUCCESS) return fail_context(*driver, "cuCtxSetCurrent", result);
+  *previous = current;
+  return TK_OK;
+}
+
+tk_status tk_leave_device(void* previous) {
+  if (previous == nullptr) return TK_OK;
+  const Driver* driver = nullptr;
+  TK_RETURN_IF_ERROR(find_driver(&driver));
+  const CUresult result = driver->cuCtxSetCurrent(previous);
+  return result == CUDA_SUCCESS ? TK_OK : fail_context(*driver, "cuCtxSetCurrent", result);
+}
