@@ -9,8 +9,7 @@ namespace tk::python {
 namespace {
 
 struct SelfObject {
-  PyObject_HEAD
-  const Entry* entry;
+  PyObject_HEAD const Entry* entry;
 };
 
 // How far the arguments could be read.
@@ -28,14 +27,15 @@ struct Arguments {
 // ---- Refusals ------------------------------------------------------------------------------------------------------
 
 [[gnu::cold]] bool refuse_type(const Entry& entry, const Argument& argument, const char* requirement, PyObject* value) {
-  PyErr_Format(error_class(TK_INVALID_TYPE), "%s: %s must be %s, got %s", entry.name.c_str(), argument.name, requirement,
-               value == Py_None ? "None" : Py_TYPE(value)->tp_name);
+  PyErr_Format(error_class(TK_INVALID_TYPE), "%s: %s must be %s, got %s", entry.name.c_str(), argument.name,
+               requirement, value == Py_None ? "None" : Py_TYPE(value)->tp_name);
   return false;
 }
 
-[[gnu::cold]] bool refuse_value(const Entry& entry, const Argument& argument, const char* requirement, PyObject* value) {
-  PyErr_Format(error_class(TK_INVALID_ARGUMENT), "%s: %s must %s, got %R", entry.name.c_str(), argument.name, requirement,
-               value);
+[[gnu::cold]] bool refuse_value(const Entry& entry, const Argument& argument, const char* requirement,
+                                PyObject* value) {
+  PyErr_Format(error_class(TK_INVALID_ARGUMENT), "%s: %s must %s, got %R", entry.name.c_str(), argument.name,
+               requirement, value);
   return false;
 }
 
@@ -205,19 +205,22 @@ PyObject* call_fallback(const Entry& entry, PyObject* const* values, Py_ssize_t 
 PyObject* launch(const Entry& entry, const Arguments& arguments) {
   void* previous = nullptr;
   tk_status status = tk_enter_device(arguments.device, &previous);
-  if (status != TK_OK) [[unlikely]] return raise_status(status);
+  if (status != TK_OK) [[unlikely]]
+    return raise_status(status);
   void* stream = nullptr;
   const int failed = state.exchange->current_work_stream(TK_CUDA, arguments.device, &stream);
   if (failed == 0) [[likely]] {
     status = tk_launch(entry.kernel, arguments.tensors, arguments.scalars, arguments.axes, stream);
   }
   // Before the way back, which may leave a message of its own
-  if (failed == 0 && status != TK_OK) [[unlikely]] raise_status(status);
+  if (failed == 0 && status != TK_OK) [[unlikely]]
+    raise_status(status);
   if (previous != nullptr) [[unlikely]] {
     const tk_status left = tk_leave_device(previous);
     if (failed == 0 && status == TK_OK && left != TK_OK) return raise_status(left);
   }
-  if (failed != 0 || status != TK_OK) [[unlikely]] return nullptr;
+  if (failed != 0 || status != TK_OK) [[unlikely]]
+    return nullptr;
   Py_RETURN_NONE;
 }
 
@@ -225,7 +228,8 @@ PyObject* launch(const Entry& entry, const Arguments& arguments) {
 
 PyObject* make_self(const Entry& entry) {
   static PyType_Slot slots[] = {{0, nullptr}};
-  static PyType_Spec spec = {"tilekernels._C.Kernel", sizeof(SelfObject), 0, Py_TPFLAGS_DEFAULT, slots};
+  static PyType_Spec spec = {"tilekernels._C.Kernel", sizeof(SelfObject), 0,
+                             Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
   static PyObject* type = PyType_FromSpec(&spec);
   if (type == nullptr) return nullptr;
   SelfObject* self = PyObject_New(SelfObject, reinterpret_cast<PyTypeObject*>(type));
@@ -235,8 +239,10 @@ PyObject* make_self(const Entry& entry) {
 
 PyObject* call_kernel(PyObject* self, PyObject* const* args, Py_ssize_t num_args) {
   const Entry& entry = entry_of(self);
-  if (static_cast<size_t>(num_args) != entry.arguments.size()) [[unlikely]] return refuse_count(entry, num_args);
-  if (state.exchange == nullptr || state.fallback == nullptr) [[unlikely]] return raise_unset(entry);
+  if (static_cast<size_t>(num_args) != entry.arguments.size()) [[unlikely]]
+    return refuse_count(entry, num_args);
+  if (state.exchange == nullptr || state.fallback == nullptr) [[unlikely]]
+    return raise_unset(entry);
   Arguments arguments;
   switch (read_arguments(entry, args, arguments)) {
     case Read::failed: return nullptr;
@@ -249,14 +255,17 @@ PyObject* call_kernel(PyObject* self, PyObject* const* args, Py_ssize_t num_args
 
 PyObject* check_kernel(PyObject* self, PyObject* const* args, Py_ssize_t num_args) {
   const Entry& entry = entry_of(self);
-  if (static_cast<size_t>(num_args) != entry.arguments.size()) [[unlikely]] return refuse_count(entry, num_args);
-  if (state.exchange == nullptr) [[unlikely]] return raise_unset(entry);
+  if (static_cast<size_t>(num_args) != entry.arguments.size()) [[unlikely]]
+    return refuse_count(entry, num_args);
+  if (state.exchange == nullptr) [[unlikely]]
+    return raise_unset(entry);
   Arguments arguments;
   const Read read = read_arguments(entry, args, arguments);
   if (read == Read::failed) return nullptr;
   if (read != Read::opaque) {
     const tk_status status = tk_check(entry.kernel, arguments.tensors, arguments.scalars, arguments.axes);
-    if (status != TK_OK) [[unlikely]] return raise_status(status);
+    if (status != TK_OK) [[unlikely]]
+      return raise_status(status);
   }
   Py_RETURN_NONE;
 }

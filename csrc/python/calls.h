@@ -12,7 +12,8 @@ namespace tk::python {
 // The Python object that carries an Entry to the functions below.
 PyObject* make_self(const Entry& entry);
 
-// Launches on torch's current stream if every tensor is exactly torch's own and one is on CUDA, else calls the fallback.
+// Launches on torch's current stream if every tensor is exactly torch's own and one is on CUDA, else calls the
+// fallback.
 PyObject* call_kernel(PyObject* self, PyObject* const* args, Py_ssize_t num_args);
 
 // Checks the arguments; written tensors may be None. Tensors that cannot be looked at (fake, meta, subclasses) are left

@@ -90,7 +90,9 @@ tk_kernel_info read_kernel(const tk_kernel* kernel) {
   return info;
 }
 
-py::object text_or_none(const char* text) { return text == nullptr ? py::object(py::none()) : py::object(py::str(text)); }
+py::object text_or_none(const char* text) {
+  return text == nullptr ? py::object(py::none()) : py::object(py::str(text));
+}
 
 py::dict describe_device(int32_t index) {
   tk_device_info info{};

@@ -26,7 +26,7 @@ struct ExchangeApi {
   void* managed_tensor_allocator;
   void* managed_tensor_from_py_object_no_sync;
   void* managed_tensor_to_py_object_no_sync;
-  int (*dltensor_from_py_object_no_sync)(void* object, tk_tensor* view);                       // -1: a Python error is set
+  int (*dltensor_from_py_object_no_sync)(void* object, tk_tensor* view);  // -1: a Python error is set
   int (*current_work_stream)(int32_t device_type, int32_t device_id, void** current_stream);  // the same
 };
 

@@ -1,5 +1,6 @@
-// The Python module tilekernels._C. The functions of the kernels are METH_FASTCALL (calls.cpp); pybind11 carries the rest:
-// what Python sets once, and what it asks of the library and the machine. Importing it needs no GPU, driver or torch.
+// The Python module tilekernels._C. The functions of the kernels are METH_FASTCALL (calls.cpp); pybind11 carries the
+// rest: what Python sets once, and what it asks of the library and the machine. Importing it needs no GPU, driver or
+// torch.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -29,7 +30,8 @@ const ExchangeApi* find_exchange(py::handle capsule) {
   while (header != nullptr && header->version.major != kExchangeMajor) header = header->prev_api;
   const auto* api = reinterpret_cast<const ExchangeApi*>(header);
   if (api != nullptr && api->dltensor_from_py_object_no_sync != nullptr) return api;
-  throw py::import_error("tilekernels needs a torch whose tensors are read by the DLPack exchange API of major version 1");
+  throw py::import_error(
+      "tilekernels needs a torch whose tensors are read by the DLPack exchange API of major version 1");
 }
 
 void set_torch(const py::type& tensor_type, const py::type& parameter_type, const py::object& exchange_api) {

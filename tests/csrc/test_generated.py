@@ -122,7 +122,7 @@ def test_several_launches_of_one_variant(golden: Runtime) -> None:
     assert launched(result) == ["tk_demo_rank__only_0", "tk_demo_rank__only_1"]
     first, second = result.launches
     assert (first["grid"], first["attributes"]) == ([8, 1, 1], {"cooperative": 1})
-    assert (second["grid"], second["attributes"]) == ([3, 1, 1], {"cluster": [2, 1, 1]})
+    assert (second["grid"], second["attributes"]) == ([2, 1, 1], {"cluster": [2, 1, 1]})
 
 
 def test_launch_of_another_arch_has_its_own_attributes(golden: Runtime) -> None:
@@ -132,6 +132,10 @@ def test_launch_of_another_arch_has_its_own_attributes(golden: Runtime) -> None:
 
 def test_empty_grid_is_skipped_and_the_others_run(golden: Runtime) -> None:
     assert launched(golden.run(enter(), rank(tokens=0, experts=64))) == ["tk_demo_rank__only_0"]
+
+
+def test_division_by_a_scalar_of_zero_is_no_crash(golden: Runtime) -> None:
+    assert launched(golden.run(enter(), rank(tokens=10, experts=64, num_sms=0))) == []
 
 
 # ---- forms and tensor maps -------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-/* Calls the golden kernels through the typed entries of ops.h as a C engine does; test_generated.py compiles and runs it. */
+/* Calls the golden kernels through ops.h as a C engine does; test_generated.py compiles and runs it. */
 #include <stdio.h>
 #include <string.h>
 
@@ -32,7 +32,8 @@ int main(void) {
   memset(&args, 0, sizeof(args));
   if (!expect(tk_enter_device(0, &previous), TK_OK, NULL)) return 1;
   if (!expect(tk_demo_cast(&args, NULL), TK_INVALID_ARGUMENT,
-              "demo.cast: the arguments must be a struct whose size field is sizeof that struct, got null or a size of 0")) {
+              "demo.cast: the arguments must be a struct whose size field is sizeof that struct, got null or a size of "
+              "0")) {
     return 1;
   }
   args.size = sizeof(args);
@@ -46,7 +47,8 @@ int main(void) {
   args.transposed = 1;
   if (!expect(tk_demo_cast(&args, NULL), TK_OK, NULL)) return 1;
   args.num_per_channels = 64;
-  if (!expect(tk_demo_cast(&args, NULL), TK_INVALID_ARGUMENT, "demo.cast: num_per_channels must be 32 or 128, got 64")) return 1;
+  if (!expect(tk_demo_cast(&args, NULL), TK_INVALID_ARGUMENT, "demo.cast: num_per_channels must be 32 or 128, got 64"))
+    return 1;
   puts(tk_status_name(TK_OK));
   return 0;
 }
