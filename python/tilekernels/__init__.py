@@ -1,0 +1,79 @@
+"""Compiled TileLang kernels for torch tensors: nothing is compiled, traced or fetched at run time.
+
+Operators live in families (`tilekernels.quant.per_token_cast`), loaded when first touched; importing this package loads
+neither torch nor the compiled extension, and never touches a GPU.
+"""
+
+import importlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ._version import __version__
+from .errors import ArgumentError, ArgumentTypeError, DeviceError, NotBuiltError
+
+if TYPE_CHECKING:
+    import torch
+
+    from . import config, errors, layout, moe, quant, testing, transpose
+
+_LAZY_MODULES = ("config", "errors", "layout", "moe", "quant", "testing", "transpose")
+_CONFIG_NAMES = (
+    "get_amax_clamp_for_quant",
+    "get_token_alignment",
+    "set_amax_clamp_for_quant",
+    "set_token_alignment",
+)
+
+__all__ = [
+    "ArgumentError",
+    "ArgumentTypeError",
+    "DeviceError",
+    "NotBuiltError",
+    "__version__",
+    "config",
+    "covers",
+    "errors",
+    "get_amax_clamp_for_quant",
+    "get_token_alignment",
+    "layout",
+    "moe",
+    "preload",
+    "quant",
+    "set_amax_clamp_for_quant",
+    "set_token_alignment",
+    "testing",
+    "transpose",
+]
+
+
+def preload(names: str | Sequence[str] | None = None, device: "int | str | torch.device | None" = None) -> None:
+    """Loads compiled kernels onto a GPU now, so that no later call does, also not one inside a CUDA graph capture.
+
+    names: kernels as `tilekernels list` prints them ("moe.topk_gate"), or None for all. device: the GPU, or None for
+    the current one. Raises ArgumentError for a name that this build lacks, DeviceError where no GPU is usable.
+    """
+    from ._dispatch import preload_kernels
+
+    preload_kernels([names] if isinstance(names, str) else names, device)
+
+
+def covers(kernel: str, arch: str | None = None, **axes: Any) -> bool:
+    """Whether this build holds a variant of `kernel` with these axis values, for `arch` ("sm_90a") or for any GPU.
+
+    Axes and their values are the ones that `tilekernels list` prints; those left out may have any value. Needs no GPU.
+    """
+    from ._manifest import find_variants, load_manifest
+
+    return bool(find_variants(load_manifest(), kernel, axes, arch))
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY_MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in _CONFIG_NAMES:
+        return getattr(importlib.import_module(f"{__name__}.config"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,148 @@
+"""The one place where a call finds its way: the compiled kernel, the reference on CPU, or the torch operator.
+
+An operator file calls `kernel("moe.topk_gate", cpu=...)` once and then calls the result with every parameter of the
+kernel, then every plain axis, by position.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, Protocol, cast
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from ._library import define_operator
+from ._native import load_native
+from .errors import ArgumentError, ArgumentTypeError, DeviceError, NotBuiltError
+
+__all__ = ["Launch", "kernel", "preload_kernels"]
+
+_OLDEST_TORCH = "2.10"  # the first with a DLPack exchange API for C callers
+
+
+class Launch(Protocol):
+    """What `kernel` returns: a plain function with the argument check as an attribute."""
+
+    check: Callable[..., None]  # the same arguments; written tensors may be None. Raises before anything is allocated
+
+    def __call__(self, *args: Any) -> None: ...
+
+
+def kernel(name: str, cpu: Callable[..., None]) -> Launch:
+    """The function that runs kernel `name`. `cpu` takes the same arguments and writes the outputs by the reference."""
+    extension = load_extension()
+    entry = _table().get(name) if extension else None
+    if extension is None or entry is None:
+        return _make_unbuilt(name, cpu)
+    symbol = name.replace(".", "_")
+    native, native_check = getattr(extension, symbol), getattr(extension, f"check_{symbol}")
+    operator = define_operator(entry, native, native_check, cpu)
+    _OPERATORS[name] = operator
+
+    # `is_dynamo_compiling` is a constant while torch.compile traces. Here the two functions add 60 ns to a call; found
+    # through torch's modules on each call, it alone would add 200.
+    def launch(*args: Any) -> None:
+        if is_dynamo_compiling():
+            operator(*args)
+        else:
+            native(*args)
+
+    def check(*args: Any) -> None:
+        if not is_dynamo_compiling():
+            native_check(*args)
+
+    return _as_launch(launch, check, name)
+
+
+@functools.cache
+def load_extension() -> ModuleType | None:
+    """The extension with torch's types and our errors made known to it; None where it was never built."""
+    extension = load_native()
+    if extension is None:
+        return None
+    exchange = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if exchange is None:
+        raise ImportError(f"tilekernels needs torch >= {_OLDEST_TORCH}, got {torch.__version__}")
+    extension.set_torch(torch.Tensor, torch.nn.Parameter, exchange)
+    extension.set_errors(ArgumentError, ArgumentTypeError, NotBuiltError, DeviceError)
+    extension.set_fallback(_fallback)
+    return extension
+
+
+def preload_kernels(names: Sequence[str] | None, device: int | str | torch.device | None) -> None:
+    """`tilekernels.preload`, with the device as torch names it."""
+    extension = load_extension()
+    if extension is None:
+        raise NotBuiltError(f"tilekernels.preload: {_NOT_BUILT}")
+    extension.preload(None if names is None else list(names), _device_index(device))
+
+
+_OPERATORS: dict[str, Callable[..., None]] = {}
+_EXACT_TYPES = (torch.Tensor, torch.nn.Parameter)
+_NOT_BUILT = "tilekernels._C was never built here; install a wheel, or build one with `make wheel`"
+
+
+@functools.cache
+def _table() -> dict[str, dict[str, Any]]:
+    extension = load_extension()
+    return {entry["name"]: entry for entry in extension.kernels()} if extension else {}
+
+
+def _fallback(name: str, args: Sequence[Any]) -> None:
+    """Takes over from the extension for tensors that are not exactly torch's own on CUDA: CPU, fake, subclasses."""
+    tensors = [value for value in args if isinstance(value, torch.Tensor)]
+    if any(each.is_cuda for each in tensors) and all(type(each) in _EXACT_TYPES for each in tensors):
+        # The torch operator would only come back here. Either they lie on two devices, which the check words, or:
+        getattr(load_extension(), f"check_{name.replace('.', '_')}")(*args)
+        kinds = ", ".join(f"{str(each.dtype).removeprefix('torch.')} ({each.layout})" for each in tensors)
+        raise ArgumentTypeError(f"{name}: tensors must be dense and of dtypes that DLPack knows, got {kinds}")
+    _OPERATORS[name](*args)
+
+
+def _make_unbuilt(name: str, cpu: Callable[..., None]) -> Launch:
+    """The operator in a build that lacks its kernel: the reference on CPU, an error that helps on a GPU."""
+
+    def launch(*args: Any) -> None:
+        devices = {value.device.type for value in args if isinstance(value, torch.Tensor)}
+        if devices <= {"cpu"}:
+            with torch.no_grad():
+                cpu(*args)
+        elif devices != {"meta"}:
+            raise NotBuiltError(_explain_unbuilt(name))
+
+    return _as_launch(launch, _no_check, name)
+
+
+def _explain_unbuilt(name: str) -> str:
+    if load_extension() is None:
+        return f"{name}: {_NOT_BUILT}"
+    held = ", ".join(_table()) or "none"
+    return (
+        f"{name}: this build holds no such kernel, only {held}; let the profile that it is built from include it "
+        "(profiles/*.toml), then `make wheel PROFILE=<that profile>`"
+    )
+
+
+def _no_check(*args: Any) -> None:
+    """Without the extension's table there is nothing to check against."""
+
+
+def _as_launch(launch: Callable[..., None], check: Callable[..., None], name: str) -> Launch:
+    launch.__name__ = launch.__qualname__ = name.replace(".", "_")
+    result = cast(Launch, launch)
+    result.check = check
+    return result
+
+
+def _device_index(device: int | str | torch.device | None) -> int:
+    if isinstance(device, int):
+        return device
+    if device is not None:
+        device = torch.device(device)
+        if device.type != "cuda":
+            raise ArgumentError(f"tilekernels.preload: device must be a CUDA device, got {device}")
+        if device.index is not None:
+            return device.index
+    # Without a usable GPU the extension says what is missing, in the words of DeviceError.
+    return torch.cuda.current_device() if torch.cuda.is_available() else 0

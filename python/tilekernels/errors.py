@@ -1,0 +1,40 @@
+"""Every kind of error that tilekernels raises, and the one place where argument errors are worded.
+
+Raised by Python and, through `_C.set_errors`, by the C++ checks, so both sides speak alike:
+`moe.topk_gate: scores must be float32, got bfloat16`.
+"""
+
+__all__ = [
+    "ArgumentError",
+    "ArgumentTypeError",
+    "DeviceError",
+    "NotBuiltError",
+    "argument_error",
+    "argument_type_error",
+]
+
+
+class ArgumentError(ValueError):
+    """An argument has a value, shape, stride or device that the operator does not take, or is missing."""
+
+
+class ArgumentTypeError(TypeError):
+    """An argument is not the kind of object that the operator takes, or a tensor of a dtype that it does not take."""
+
+
+class NotBuiltError(RuntimeError):
+    """The call is valid, but this build holds no compiled kernel for it."""
+
+
+class DeviceError(RuntimeError):
+    """The driver or the GPU at hand cannot run what was asked."""
+
+
+def argument_error(operator: str, argument: str, requirement: str, actual: object) -> ArgumentError:
+    """Words a refused value. `requirement` completes the sentence after "must": "be float32", "have 2 dimensions"."""
+    return ArgumentError(f"{operator}: {argument} must {requirement}, got {actual}")
+
+
+def argument_type_error(operator: str, argument: str, requirement: str, actual: object) -> ArgumentTypeError:
+    """Words a refused type or dtype. `requirement` completes the sentence after "must": "be a tensor"."""
+    return ArgumentTypeError(f"{operator}: {argument} must {requirement}, got {actual}")

@@ -1,0 +1,44 @@
+"""What all tests share: skipping those that need a GPU or the compiled extension, and a seed per test."""
+
+import hashlib
+import importlib.util
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, default=0, help="base of every test's random seed (default 0)")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = _why_no_gpu()
+    if reason:
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def _seed(request: pytest.FixtureRequest) -> None:
+    """Seeds torch with the test's own number, so that its inputs do not depend on which tests ran before it."""
+    if importlib.util.find_spec("torch") is None:
+        return
+    import torch
+
+    own = int(hashlib.sha256(request.node.nodeid.encode()).hexdigest(), 16) % 2**31
+    torch.manual_seed(request.config.getoption("--seed") + own)
+
+
+@pytest.fixture
+def needs_extension() -> None:
+    """Skips the test in a source tree, where the compiled extension was never built."""
+    if importlib.util.find_spec("tilekernels._C") is None:
+        pytest.skip("tilekernels._C is not built here")
+
+
+def _why_no_gpu() -> str:
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed"
+    import torch
+
+    return "" if torch.cuda.is_available() else "no CUDA GPU here"
