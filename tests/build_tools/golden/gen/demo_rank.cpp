@@ -49,8 +49,18 @@ tk_status bind0(Frame& frame) {
 }
 
 constexpr const char* kSymbols[] = {"num_tokens", "num_experts"};
+
+void shape0_0([[maybe_unused]] const Frame& frame, int64_t* shape) {
+  shape[0] = int64_t{frame.scalars[Scalar::num_sms].i32};
+  shape[1] = frame.symbols[Symbol::num_experts];
+}
+
+constexpr WorkspaceDesc kWorkspaces0[] = {
+    {Tensor::workspace, DType::int32, 2, -1, 1u << Symbol::num_experts, shape0_0},
+};
+
 constexpr Signature kSignatures[] = {
-    {bind0, kSymbols, 2},
+    {bind0, kSymbols, 2, kWorkspaces0, 1},
 };
 
 // ---- Launches
@@ -122,4 +132,12 @@ tk_status tk_demo_rank(const tk_demo_rank_args* given, tk_stream stream) {
   const tk_tensor* const tensors[] = {args.scores, args.workspace, args.out};
   const tk_scalar scalars[] = {{.i32 = args.num_sms}};
   return tk::call(tk::k_demo_rank, tensors, scalars, nullptr, stream);
+}
+
+tk_status tk_demo_rank_workspace_size(const tk_demo_rank_args* given, int32_t num_sms, tk_workspace_info* info) {
+  tk_demo_rank_args args;
+  if (!tk::read_args(given, &args)) return tk::fail_args(tk::k_demo_rank);
+  const tk_tensor* const tensors[] = {args.scores, args.workspace, args.out};
+  const tk_scalar scalars[] = {{.i32 = args.num_sms}};
+  return tk::workspace_size(tk::k_demo_rank, tk::Tensor::workspace, tensors, scalars, nullptr, num_sms, info);
 }

@@ -81,6 +81,10 @@ typedef struct tk_demo_rank_args {
  * On sm_80 (compiled, not run), sm_90a (run on H200). */
 TK_API tk_status tk_demo_rank(const tk_demo_rank_args* args, tk_stream stream);
 
+/* What `workspace` must be for a call with these arguments (tk_workspace_size); outputs may be null yet. */
+TK_API tk_status tk_demo_rank_workspace_size(const tk_demo_rank_args* args, int32_t num_sms,
+                                   tk_workspace_info* info);
+
 /* ---- demo.transpose ---- */
 
 typedef struct tk_demo_transpose_args {
