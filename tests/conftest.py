@@ -2,8 +2,11 @@
 
 import hashlib
 import importlib.util
+from collections.abc import Iterator
 
 import pytest
+
+_MUCH_MEMORY = 2 << 30  # bytes
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,6 +30,17 @@ def _seed(request: pytest.FixtureRequest) -> None:
 
     own = int(hashlib.sha256(request.node.nodeid.encode()).hexdigest(), 16) % 2**31
     torch.manual_seed(request.config.getoption("--seed") + own)
+
+
+@pytest.fixture(autouse=True)
+def _give_memory_back(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Returns much memory that a test on the GPU held to the driver: workers of pytest-xdist share the card."""
+    yield
+    if request.node.get_closest_marker("gpu"):
+        import torch
+
+        if torch.cuda.is_available() and torch.cuda.memory_reserved() > _MUCH_MEMORY:
+            torch.cuda.empty_cache()
 
 
 @pytest.fixture

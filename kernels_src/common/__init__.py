@@ -1,0 +1,1 @@
+"""What kernels share: macros and device headers. No kernel is declared here."""

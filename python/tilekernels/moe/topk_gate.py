@@ -1,0 +1,62 @@
+"""The indices of each token's highest expert scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .._dispatch import kernel
+from .._outputs import empty_matrix
+from ..errors import argument_error, argument_type_error
+from ..testing.cases import BenchCase
+
+MAX_TOPK = 32  # a warp holds one selected expert per lane
+
+
+def topk_gate(scores: torch.Tensor, num_topk: int) -> torch.Tensor:
+    """Expert indices by descending score, ties to the smaller index.
+
+    scores: (num_tokens, num_experts) fp32, dense. num_topk: 1 to 32, at most num_experts.
+    Returns int64 (num_tokens, num_topk). The indices of a row are distinct whatever its scores; NaN ranks below -inf.
+    """
+    _topk_gate.check(scores, None)
+    num_tokens, num_experts = scores.shape
+    if not isinstance(num_topk, int):
+        raise argument_type_error("moe.topk_gate", "num_topk", "be an int", type(num_topk).__name__)
+    if not 1 <= num_topk <= MAX_TOPK:
+        raise argument_error("moe.topk_gate", "num_topk", f"be between 1 and {MAX_TOPK}", num_topk)
+    if num_topk > num_experts:
+        raise argument_error("moe.topk_gate", "num_topk", f"be at most the number of experts {num_experts}", num_topk)
+    topk_idx = empty_matrix(num_tokens, num_topk, torch.int64, scores.device)
+    _topk_gate(scores, topk_idx)
+    return topk_idx
+
+
+def topk_gate_ref(scores: torch.Tensor, num_topk: int) -> torch.Tensor:
+    """`topk_gate` in plain torch: the first columns of a stable descending sort, with NaN moved behind -inf."""
+    is_nan = scores.isnan()
+    order = torch.sort(torch.where(is_nan, -torch.inf, scores), dim=-1, descending=True, stable=True).indices
+    nan_last = torch.sort(is_nan.gather(-1, order).int(), dim=-1, stable=True).indices
+    return order.gather(-1, nan_last[:, :num_topk])
+
+
+def _topk_gate_cpu(scores: torch.Tensor, topk_idx: torch.Tensor) -> None:
+    topk_idx.copy_(topk_gate_ref(scores, topk_idx.shape[1]))
+
+
+_topk_gate = kernel("moe.topk_gate", cpu=_topk_gate_cpu)
+
+
+def bench_cases() -> list[BenchCase]:
+    """Sizes of the published benchmark between a batch of a few tokens and a large one."""
+    sizes = [(8, 256, 8), (8001, 16, 6), (8001, 72, 6), (8001, 128, 6), (8001, 256, 8), (65536, 256, 8)]
+    return [_case(*size) for size in sizes]
+
+
+def _case(num_tokens: int, num_experts: int, num_topk: int) -> BenchCase:
+    def make(device: Any) -> dict[str, Any]:
+        return {"scores": torch.randn((num_tokens, num_experts), device=device), "num_topk": num_topk}
+
+    params = {"num_tokens": num_tokens, "num_experts": num_experts, "num_topk": num_topk}
+    return BenchCase("moe.topk_gate", params, make, num_tokens * (4 * num_experts + 8 * num_topk))

@@ -1,0 +1,95 @@
+"""What the options of a cast come to: dtypes and sizes of its outputs, and arguments of the kernel.
+
+A call in a loop repeats its options, and taking them apart in Python costs half as much as launching the kernel. So
+each combination that was found valid is kept, and later calls look it up. Nothing here depends on the input.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from .._dispatch import is_dynamo_compiling
+from ..layout import PACKED_PER_WORD, TMA_ALIGNMENT, SfLayout
+from . import _checks as checks
+from ._formats import E5M6
+from ._sf import E5M6_AMAX_CLAMP, SF_DTYPES
+
+# Combinations that are kept; numbers of channels are among them where rows are cast whole.
+_MOST_KEPT = 4096
+
+
+class CastSettings(NamedTuple):
+    """One combination of operator, format, group and layout of the scales."""
+
+    operator: str
+    fmt: str
+    num_per_channels: int
+    group: int  # channels that share a scale; 0 where that is a whole row, which has to be num_per_channels long
+    out_dtype: torch.dtype
+    bits: int  # of one output value
+    multiple: int  # that the number of channels has to be of
+    max_value: float
+    stochastic: bool
+    rounded: bool
+    fixed_clamp: float | None  # the lower bound of a group's maximum; None: as `config` says at the time of the call
+    clamp_key: tuple[str, bool]  # where `config` says it
+    sf_dtype: torch.dtype
+    sf_span: int  # channels that one stored column of scales covers: ceildiv(channels, sf_span) columns
+    sf_alignment: int  # rows that a column of scales is padded to a multiple of; 0 for row-major
+
+
+# operator, fmt, num_per_channels, the four flags of SfLayout.from_flags, stochastic_cast
+Options = tuple[str, str, int, bool, bool, bool, bool, bool]
+
+
+def find_settings(options: Options) -> CastSettings:
+    """The settings of a call; raises ArgumentError for options that have no meaning."""
+    if is_dynamo_compiling():  # numbers may be symbols, which are no keys
+        return _make_settings(*options)
+    try:
+        return _kept[options]
+    except (KeyError, TypeError):  # TypeError: an option that cannot be a key, so it is wrong
+        settings = _make_settings(*options)
+    if len(_kept) >= _MOST_KEPT:
+        _kept.clear()
+    _kept[options] = settings
+    return settings
+
+
+_kept: dict[Options, CastSettings] = {}
+
+
+def _make_settings(
+    operator: str,
+    fmt: str,
+    num_per_channels: int,
+    use_tma_aligned_col_major_sf: bool,
+    round_sf: bool,
+    use_packed_ue8m0: bool,
+    use_e4m3_sf: bool,
+    stochastic_cast: bool,
+) -> CastSettings:
+    layout = SfLayout.from_flags(operator, use_tma_aligned_col_major_sf, round_sf, use_packed_ue8m0, use_e4m3_sf)
+    format = checks.find_format(operator, fmt)
+    if format is E5M6:
+        checks.check_e5m6(operator, layout, stochastic_cast)
+    group = checks.find_group(operator, format, num_per_channels)
+    return CastSettings(
+        operator=operator,
+        fmt=format.name,
+        num_per_channels=num_per_channels,
+        group=group,
+        out_dtype=format.dtype,
+        bits=format.bits,
+        multiple=checks.multiple_of_channels(format),
+        max_value=format.max_value,
+        stochastic=bool(stochastic_cast),
+        rounded=layout.rounded,
+        fixed_clamp=E5M6_AMAX_CLAMP if format is E5M6 else None,
+        clamp_key=(format.name, layout.e4m3),
+        sf_dtype=SF_DTYPES[layout.dtype],
+        sf_span=(group or num_per_channels) * (PACKED_PER_WORD if layout.packed else 1),
+        sf_alignment=TMA_ALIGNMENT // layout.itemsize if layout.col_major else 0,
+    )
