@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 _LAZY_MODULES = ("config", "errors", "layout", "moe", "quant", "testing", "transpose")
 _CONFIG_NAMES = (
     "get_amax_clamp_for_quant",
+    "get_device_num_sms",
+    "get_num_sms",
     "get_token_alignment",
     "set_amax_clamp_for_quant",
+    "set_num_sms",
     "set_token_alignment",
 )
 
@@ -34,12 +37,15 @@ __all__ = [
     "covers",
     "errors",
     "get_amax_clamp_for_quant",
+    "get_device_num_sms",
+    "get_num_sms",
     "get_token_alignment",
     "layout",
     "moe",
     "preload",
     "quant",
     "set_amax_clamp_for_quant",
+    "set_num_sms",
     "set_token_alignment",
     "testing",
     "transpose",

@@ -1,15 +1,26 @@
 """Process-wide settings that operators read at call time: plain module state, shared by all threads.
 
-Setting one never recompiles anything: every value reaches its kernel as an argument. No GPU is touched here.
+Setting one never recompiles anything: every value reaches its kernel as an argument. Only the functions on SMs touch a
+GPU, and only when they are called.
 """
 
-from .errors import ArgumentError, argument_error
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .errors import ArgumentError, DeviceError, argument_error, argument_type_error
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = [
     "get_amax_clamp_for_quant",
+    "get_device_num_sms",
+    "get_num_sms",
     "get_token_alignment",
     "reset_runtime_config",
     "set_amax_clamp_for_quant",
+    "set_num_sms",
     "set_token_alignment",
 ]
 
@@ -26,6 +37,8 @@ _DEFAULT_AMAX_CLAMP = {
 
 _amax_clamp = dict(_DEFAULT_AMAX_CLAMP)
 _token_alignment = _DEFAULT_TOKEN_ALIGNMENT
+_num_sms: int | None = None  # None: all of the device
+_num_sms_by_device: dict[int, int] = {}  # what the driver said
 
 
 def set_amax_clamp_for_quant(fmt: str, use_e4m3_sf: bool, value: float) -> None:
@@ -61,9 +74,50 @@ def get_token_alignment() -> int:
     return _token_alignment
 
 
+def set_num_sms(num_sms: int) -> None:
+    """Limits the SMs that operators take whose blocks wait for each other, from 1 to those of the current GPU.
+
+    Read by `moe.get_fused_mapping`, `moe.group_count` and `moe.aux_fi`; their results do not depend on it. Other
+    operators leave it to the GPU how many SMs they get.
+    """
+    if not isinstance(num_sms, int):
+        raise argument_type_error("config.set_num_sms", "num_sms", "be an int", type(num_sms).__name__)
+    if num_sms < 1:
+        raise argument_error("config.set_num_sms", "num_sms", "be positive", num_sms)
+    if _has_gpu() and num_sms > get_device_num_sms():
+        requirement = f"be at most the GPU's number of SMs {get_device_num_sms()}"
+        raise argument_error("config.set_num_sms", "num_sms", requirement, num_sms)
+    global _num_sms
+    _num_sms = num_sms
+
+
+def get_num_sms() -> int:
+    """The limit that `set_num_sms` set, otherwise the number of SMs of the current GPU."""
+    return get_device_num_sms() if _num_sms is None else _num_sms
+
+
+def get_device_num_sms() -> int:
+    """The number of SMs of the current GPU; raises DeviceError where there is none."""
+    if not _has_gpu():
+        raise DeviceError("config.get_device_num_sms: torch finds no CUDA GPU; `tilekernels doctor` says why")
+    import torch
+
+    return _query_num_sms(torch.cuda.current_device())
+
+
+def num_sms_for(device: torch.device) -> int:
+    """For operators: how many SMs a call on `device` may take; 1 where no GPU is."""
+    if device.type != "cuda":
+        return 1
+    index = device.index
+    num_sms = _num_sms_by_device.get(index) or (_query_num_sms(index) if _has_gpu() else 1)
+    return num_sms if _num_sms is None else min(_num_sms, num_sms)
+
+
 def reset_runtime_config() -> None:
     """Puts every setting of this module back to its default."""
-    global _token_alignment
+    global _num_sms, _token_alignment
+    _num_sms = None
     _token_alignment = _DEFAULT_TOKEN_ALIGNMENT
     _amax_clamp.update(_DEFAULT_AMAX_CLAMP)
 
@@ -75,3 +129,17 @@ def _check_fmt(function: str, fmt: str) -> None:
 
 def _fmt_error(function: str, fmt: str) -> ArgumentError:
     return argument_error(function, "fmt", "be 'e4m3' or 'e2m1'", repr(fmt))
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _query_num_sms(index: int) -> int:
+    import torch
+
+    num_sms = torch.cuda.get_device_properties(index).multi_processor_count
+    _num_sms_by_device[index] = num_sms
+    return num_sms

@@ -84,7 +84,9 @@ def quant_level_rank(data: torch.Tensor) -> torch.Tensor:
 
 
 def _as_bytes(x: torch.Tensor) -> torch.Tensor:
-    return x.detach().contiguous().reshape(-1).view(torch.uint8)
+    # Not reshape: a single element may keep a stride that forbids the view
+    dense = x.detach().contiguous()
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
 
 
 def _describe_difference(x: torch.Tensor, y: torch.Tensor, x_bytes: torch.Tensor, y_bytes: torch.Tensor) -> str:

@@ -1,0 +1,181 @@
+"""Copies of token rows into a buffer sorted by expert, as raw bytes; padding rows become zero. With and without scales.
+
+Two kinds of blocks in one launch. The first ones take a few rows of the buffer each and clear those that are padding;
+each of the others reads one token's row, or a part of it, once and writes it to every place that the token has. Rows
+move as 16 bytes a thread in the aligned form, element by element in the general one.
+"""
+
+import tilelang.language as T
+
+from ..declare import forms, grid, itemsize_of, kernel
+
+_DTYPES = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
+_PASS_CONFIGS = {
+    "tl.disable_safe_memory_legalize": True,  # bounds are tested by hand
+    "tl.disable_buffer_init_check": True,  # rows are loaded and stored under the same test
+}
+
+_WARP = 32
+_THREADS = 128
+# 16-byte chunks (general: elements) that a thread holds of a row
+_CHUNKS = 4
+# Rows of the buffer that a block looks over for padding; most blocks find none
+_PADDING_ROWS = 16
+
+
+def _num_padding_blocks(num_positions):
+    return T.ceildiv(num_positions, _PADDING_ROWS)
+
+
+def _num_blocks(num_positions, num_tokens, hidden, size):
+    return _num_padding_blocks(num_positions) + num_tokens * _num_tiles(hidden, size)
+
+
+def _num_tiles(hidden, size):
+    """Parts of a row."""
+    return T.ceildiv(hidden, _THREADS * _CHUNKS * size)
+
+
+def _first_bit(mask):
+    return T.call_extern("int32", "__ffs", mask) - 1
+
+
+@T.macro
+def _clear_padding(pos_to_expert, out, first_row, num_tokens, num_positions, hidden, size, scales):
+    """Zero the rows first_row ... of the buffer that are padding. Without tokens every row is."""
+    thread = T.get_thread_binding()
+    lane = thread % _WARP
+    is_padding = T.alloc_var("bool")
+    rows = T.alloc_var("uint32")
+    row = T.alloc_var("int32")
+    is_padding = False
+    if lane < _PADDING_ROWS and first_row + lane < num_positions:
+        is_padding = pos_to_expert[first_row + lane] < 0 or num_tokens == 0
+    rows = T.cast(T.ballot(is_padding), "uint32")
+    while rows != T.uint32(0):
+        row = first_row + _first_bit(rows)
+        rows = T.bitwise_and(rows, rows - T.uint32(1))
+        for i in T.serial(T.ceildiv(hidden, _THREADS * size)):
+            chunk = i * _THREADS + thread
+            if chunk * size < hidden:
+                for j in T.vectorized(size):
+                    out[row, chunk * size + j] = 0
+        if scales is not None:
+            for i in T.serial(T.ceildiv(scales[2], _THREADS)):
+                if i * _THREADS + thread < scales[2]:
+                    scales[1][row, i * _THREADS + thread] = T.uint32(0)
+
+
+@T.macro
+def _copy_row(x, token_topk_to_pos, out, token, tile, num_topk, num_positions, hidden, size, dtype, scales):
+    """Write one part of a token's row to all places of the token; the scales go with the first part."""
+    thread = T.get_thread_binding()
+    lane = thread % _WARP
+    position = T.alloc_var("int32")
+    places = T.alloc_var("uint32")
+    row = T.alloc_var("int32")
+    data = T.alloc_local((_CHUNKS * size,), dtype)
+    position = -1
+    if lane < num_topk:
+        position = token_topk_to_pos[token, lane]
+    places = T.cast(T.ballot(position >= 0 and position < num_positions), "uint32")
+    if places != T.uint32(0):
+        for i in T.unroll(_CHUNKS):
+            chunk = (tile * _CHUNKS + i) * _THREADS + thread
+            if chunk * size < hidden:
+                for j in T.vectorized(size):
+                    data[i * size + j] = x[token, chunk * size + j]
+        while places != T.uint32(0):
+            row = T.shfl_sync(position, _first_bit(places))
+            places = T.bitwise_and(places, places - T.uint32(1))
+            for i in T.unroll(_CHUNKS):
+                chunk = (tile * _CHUNKS + i) * _THREADS + thread
+                if chunk * size < hidden:
+                    for j in T.vectorized(size):
+                        out[row, chunk * size + j] = data[i * size + j]
+            if scales is not None:
+                if tile == 0:
+                    for i in T.serial(T.ceildiv(scales[2], _THREADS)):
+                        if i * _THREADS + thread < scales[2]:
+                            scales[1][row, i * _THREADS + thread] = scales[0][token, i * _THREADS + thread]
+
+
+@T.macro
+def _expand(
+    x, token_topk_to_pos, pos_to_expert, out, block, num_tokens, num_topk, num_positions, hidden, size, dtype, scales
+):
+    """One block. `scales`: None or (sf, out_sf, its columns)."""
+    token = T.alloc_var("int32")
+    tile = T.alloc_var("int32")
+    if block < _num_padding_blocks(num_positions):
+        _clear_padding(pos_to_expert, out, block * _PADDING_ROWS, num_tokens, num_positions, hidden, size, scales)
+    else:
+        tile = T.truncmod(block - _num_padding_blocks(num_positions), _num_tiles(hidden, size))
+        token = T.truncdiv(block - _num_padding_blocks(num_positions), _num_tiles(hidden, size))
+        _copy_row(x, token_topk_to_pos, out, token, tile, num_topk, num_positions, hidden, size, dtype, scales)
+
+
+@kernel(
+    axes=grid(itemsize=itemsize_of("x", 1, 2, 4, 8), form=forms("aligned", "general")),
+    raw=("x", "out"),
+    pass_configs=_PASS_CONFIGS,
+)
+def expand_to_fused(itemsize, form):
+    """Write row t of x to each row token_topk_to_pos[t, ...] >= 0 of out, and zeros where pos_to_expert is negative."""
+    size = 16 // itemsize if form == "aligned" else 1
+    dtype = _DTYPES[itemsize]
+    num_tokens, num_topk = T.dynamic("num_tokens"), T.dynamic("num_topk")
+    hidden, num_positions = T.dynamic("hidden"), T.dynamic("num_positions")
+
+    @T.prim_func
+    def main(
+        x: T.Tensor((num_tokens, hidden), dtype),
+        token_topk_to_pos: T.Tensor((num_tokens, num_topk), "int32"),
+        pos_to_expert: T.Tensor((num_positions,), "int32"),
+        out: T.Tensor((num_positions, hidden), dtype),
+    ):
+        T.assume(num_topk <= _WARP)
+        if form == "aligned":
+            T.assume(hidden % size == 0)
+        with T.Kernel(_num_blocks(num_positions, num_tokens, hidden, size), threads=_THREADS) as block:
+            _expand(
+                x, token_topk_to_pos, pos_to_expert, out, block, num_tokens, num_topk, num_positions, hidden, size,
+                dtype, None,
+            )  # fmt: skip
+
+    return main
+
+
+@kernel(
+    axes=grid(form=forms("aligned", "general")),
+    raw=("x", "out"),
+    accepts={"sf": ("float32", "int32"), "out_sf": ("float32", "int32")},
+    pass_configs=_PASS_CONFIGS,
+)
+def expand_to_fused_with_sf(form):
+    """Do the same with rows of one-byte elements and with their scales, which out_sf may hold column after column."""
+    size = 16 if form == "aligned" else 1
+    num_tokens, num_topk = T.dynamic("num_tokens"), T.dynamic("num_topk")
+    hidden, num_positions = T.dynamic("hidden"), T.dynamic("num_positions")
+    num_sf_columns = T.dynamic("num_sf_columns")
+    out_sf_strides = T.dynamic("out_sf_row_stride", "int64"), T.dynamic("out_sf_column_stride", "int64")
+
+    @T.prim_func
+    def main(
+        x: T.Tensor((num_tokens, hidden), "uint8"),
+        sf: T.Tensor((num_tokens, num_sf_columns), "uint32"),
+        token_topk_to_pos: T.Tensor((num_tokens, num_topk), "int32"),
+        pos_to_expert: T.Tensor((num_positions,), "int32"),
+        out: T.Tensor((num_positions, hidden), "uint8"),
+        out_sf: T.StridedTensor((num_positions, num_sf_columns), out_sf_strides, "uint32"),
+    ):
+        T.assume(num_topk <= _WARP)
+        if form == "aligned":
+            T.assume(hidden % size == 0)
+        with T.Kernel(_num_blocks(num_positions, num_tokens, hidden, size), threads=_THREADS) as block:
+            _expand(
+                x, token_topk_to_pos, pos_to_expert, out, block, num_tokens, num_topk, num_positions, hidden, size,
+                "uint8", (sf, out_sf, num_sf_columns),
+            )  # fmt: skip
+
+    return main

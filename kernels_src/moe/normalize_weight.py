@@ -1,0 +1,87 @@
+"""Weights of a token's experts over their sum, and the sum.
+
+The lanes of a token are the power of two that holds its weights, so that a warp takes several tokens with one load
+each. Two orders of the sum, for the two generations of the gate: butterfly adds at distances 16, 8, 4, 2, 1 and
+1e-20 last; sequential starts at 1e-20 and goes from left to right, for any number of weights.
+"""
+
+import tilelang.language as T
+
+from ..common.device import include
+from ..common.selecting import PASS_CONFIGS, WARP
+from ..declare import grid, kernel
+
+_THREADS = 128
+
+
+def _sum(x, y):
+    return T.call_extern("float32", "tk::sum", x, y)
+
+
+@kernel(axes=grid(order=("butterfly", "sequential")), pass_configs=PASS_CONFIGS)
+def normalize_weight(order):
+    """Write each token's sum of weights plus 1e-20 to denominator, and the weights over it to normalized."""
+    num_tokens, num_topk = T.dynamic("num_tokens"), T.dynamic("num_topk")
+
+    @T.prim_func
+    def main(
+        topk_weights: T.Tensor((num_tokens, num_topk), "float32"),
+        denominator: T.Tensor((num_tokens,), "float32"),
+        normalized: T.Tensor((num_tokens, num_topk), "float32"),
+    ):
+        T.assume(num_topk >= 1)
+        if order == "butterfly":
+            T.assume(num_topk <= WARP)
+        # Lanes of a token, the smallest power of two that is large enough
+        with T.Kernel(
+            T.ceildiv(
+                num_tokens,
+                T.truncdiv(
+                    _THREADS,
+                    T.if_then_else(
+                        num_topk <= 4, 4, T.if_then_else(num_topk <= 8, 8, T.if_then_else(num_topk <= 16, 16, 32))
+                    ),
+                ),
+            ),
+            threads=_THREADS,
+        ) as block:
+            include("scoring.cuh")
+            width = T.alloc_var("int32")
+            weight = T.alloc_var("float32")
+            total = T.alloc_var("float32")
+            token = T.alloc_var("int32")
+            slot = T.alloc_var("int32")
+            width = T.if_then_else(
+                num_topk <= 4, 4, T.if_then_else(num_topk <= 8, 8, T.if_then_else(num_topk <= 16, 16, 32))
+            )
+            token = block * T.truncdiv(_THREADS, width) + T.truncdiv(T.get_thread_binding(), width)
+            slot = T.truncmod(T.get_thread_binding(), width)
+            weight = T.float32(0)
+            if token < num_tokens and slot < num_topk:
+                weight = topk_weights[token, slot]
+            if order == "butterfly":
+                total = weight
+                for i in T.unroll(5):
+                    if (16 >> i) < width:
+                        total = _sum(total, T.shfl_xor(total, 16 >> i))
+                total = _sum(total, T.float32(1e-20))
+            else:
+                total = T.float32(1e-20)
+                for step in T.serial(T.ceildiv(num_topk, width)):
+                    if step > 0:
+                        weight = T.float32(0)
+                        if token < num_tokens and step * width + slot < num_topk:
+                            weight = topk_weights[token, step * width + slot]
+                    for j in T.serial(T.min(width, num_topk - step * width)):
+                        # The lanes of a token start at a multiple of their number
+                        total = _sum(total, T.shfl_sync(weight, T.get_thread_binding() % WARP - slot + j))
+            if token < num_tokens:
+                if slot == 0:
+                    denominator[token] = total
+                for step in T.serial(T.ceildiv(num_topk, width)):
+                    if step * width + slot < num_topk:
+                        if num_topk > width:
+                            weight = topk_weights[token, step * width + slot]
+                        normalized[token, step * width + slot] = T.call_extern("float32", "tk::quotient", weight, total)
+
+    return main

@@ -1,0 +1,247 @@
+"""What holds for every operator, found by walking the package: documents, reference, CPU path, compilation, capture.
+
+An operator's own tests say what it computes; this file asks what no operator may forget, on the calls that it lists
+itself in `bench_cases()`. The small calls run here; the large ones go through fake tensors, and through a GPU.
+"""
+
+import functools
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree
+
+import tilekernels
+from tilekernels import _dispatch, _manifest
+from tilekernels.testing import BenchCase, assert_equal
+
+# torch's own: its compilers still import what torch.jit deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+
+# No operators in these, or not of the kind that launches one kernel.
+NO_FAMILIES = ("cli", "testing", "modeling", "v1")
+
+# Calls that move no more than this run on a CPU and under a compiler; each operator lists at least one.
+SMALL_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A public operator and the file it comes from."""
+
+    name: str  # "moe.topk_gate"
+    module: ModuleType
+
+    @property
+    def call(self) -> Callable[..., Any]:
+        return getattr(self.module, self.name.partition(".")[2])
+
+    @property
+    def reference(self) -> Callable[..., Any]:
+        return getattr(self.module, f"{self.name.partition('.')[2]}_ref")
+
+
+@functools.cache
+def find_modules() -> list[ModuleType]:
+    """Every operator file: the public modules of the family packages."""
+    families = [
+        importlib.import_module(f"tilekernels.{found.name}")
+        for found in pkgutil.iter_modules(tilekernels.__path__)
+        if found.ispkg and found.name not in NO_FAMILIES
+    ]
+    return [
+        importlib.import_module(f"{family.__name__}.{found.name}")
+        for family in families
+        for found in pkgutil.iter_modules(family.__path__)
+        if not found.name.startswith("_")
+    ]
+
+
+@functools.cache
+def find_operators() -> list[Operator]:
+    """Every function of an operator file that its family exports."""
+    operators = []
+    for module in find_modules():
+        family = importlib.import_module(module.__name__.rpartition(".")[0])
+        for name, value in inspect.getmembers(family, inspect.isfunction):
+            if value.__module__ == module.__name__:
+                operators.append(Operator(f"{family.__name__.rpartition('.')[2]}.{name}", module))
+    return operators
+
+
+def find_cases(small: bool | None = None) -> list[BenchCase]:
+    cases = [case for module in find_modules() for case in module.bench_cases()]
+    return [case for case in cases if small is None or (case.bytes <= SMALL_BYTES) == small]
+
+
+def operator_of(case: BenchCase) -> Operator:
+    return next(operator for operator in find_operators() if operator.name == case.operator)
+
+
+every_module = pytest.mark.parametrize("module", find_modules(), ids=lambda module: module.__name__)
+every_operator = pytest.mark.parametrize("operator", find_operators(), ids=lambda operator: operator.name)
+every_case = pytest.mark.parametrize("case", find_cases(), ids=lambda case: case.id)
+small_case = pytest.mark.parametrize("case", find_cases(small=True), ids=lambda case: case.id)
+
+
+def assert_same_results(actual: Any, expected: Any) -> None:
+    """Bytes, shapes and strides of every tensor that was returned, in the same nesting; None and numbers by value."""
+    actual_leaves, actual_spec = _pytree.tree_flatten(actual)
+    expected_leaves, expected_spec = _pytree.tree_flatten(expected)
+    assert actual_spec == expected_spec
+    for x, y in zip(actual_leaves, expected_leaves, strict=True):
+        if isinstance(x, torch.Tensor):
+            assert_equal(x, y)
+        else:
+            assert x == y
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    return [x for x in _pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
+
+
+def describe(result: Any) -> list[tuple[Any, ...]]:
+    """dtype, shape, strides and device of every tensor that was returned."""
+    return [(x.dtype, tuple(x.shape), x.stride(), x.device.type) for x in tensors_in(result)]
+
+
+# ---- what a file has to hold -----------------------------------------------------------------------------------------
+
+
+def test_operators_are_found() -> None:
+    names = {operator.name for operator in find_operators()}
+    assert {"moe.topk_gate", "quant.per_token_cast", "transpose.transpose"} <= names
+
+
+@every_module
+def test_file_says_what_it_is(module: ModuleType) -> None:
+    assert module.__doc__
+
+
+@every_operator
+def test_operator_is_documented_and_annotated(operator: Operator) -> None:
+    assert operator.call.__doc__
+    signature = inspect.signature(operator.call)
+    parameters = [*signature.parameters.values()]
+    assert [each.name for each in parameters if each.annotation is inspect.Parameter.empty] == []
+    assert signature.return_annotation is not inspect.Signature.empty
+
+
+@every_operator
+def test_reference_is_documented_and_takes_the_same_names(operator: Operator) -> None:
+    assert operator.reference.__doc__
+    own = inspect.signature(operator.call).parameters
+    assert set(inspect.signature(operator.reference).parameters) <= set(own)
+
+
+@every_operator
+def test_operator_lists_a_small_and_a_large_call(operator: Operator) -> None:
+    sizes = [case.bytes for case in operator.module.bench_cases() if case.operator == operator.name]
+    assert min(sizes, default=None) is not None, "bench_cases() lists no call"
+    assert min(sizes) <= SMALL_BYTES, f"bench_cases() needs a call of at most {SMALL_BYTES} bytes for these tests"
+    assert max(sizes) > SMALL_BYTES, "bench_cases() needs a call that is large enough to be timed"
+
+
+@every_module
+def test_cases_have_names_of_their_own(module: ModuleType) -> None:
+    ids = [case.id for case in module.bench_cases()]
+    assert len(set(ids)) == len(ids)
+
+
+def test_every_compiled_kernel_has_an_operator(needs_extension: None) -> None:
+    find_modules()
+    assert {kernel["name"] for kernel in _manifest.load_manifest()["kernels"]} <= set(_dispatch._OPERATORS)
+
+
+# ---- on a CPU --------------------------------------------------------------------------------------------------------
+
+
+@small_case
+def test_cpu_result_is_the_reference(case: BenchCase) -> None:
+    operator = operator_of(case)
+    kwargs = case.make("cpu")
+    expected = operator.reference(**kwargs)
+    before = [x.clone() for x in tensors_in(kwargs)]
+    assert_same_results(operator.call(**kwargs), expected)
+    for x, y in zip(tensors_in(kwargs), before, strict=True):
+        assert_equal(x, y, check_stride=False)  # inputs are left alone
+
+
+@every_case
+def test_fake_tensors_give_the_shapes_of_the_reference(case: BenchCase) -> None:
+    operator = operator_of(case)
+    with FakeTensorMode():
+        kwargs = case.make("cpu")
+        assert describe(operator.call(**kwargs)) == describe(operator.reference(**kwargs))
+
+
+@pytest.mark.parametrize(("backend", "dynamic"), [("eager", False), ("aot_eager", False), ("aot_eager", True)])
+@small_case
+def test_compiles_whole_on_cpu(case: BenchCase, backend: str, dynamic: bool) -> None:
+    check_compiled(operator_of(case), case.make("cpu"), backend=backend, dynamic=dynamic)
+
+
+@every_operator
+def test_inductor_compiles_it_whole(operator: Operator) -> None:
+    cases = [case for case in operator.module.bench_cases() if case.operator == operator.name]
+    smallest = min(cases, key=lambda case: case.bytes)
+    check_compiled(operator, smallest.make("cpu"), backend="inductor")
+
+
+def check_compiled(operator: Operator, kwargs: dict[str, Any], **options: Any) -> None:
+    """The compiled call gives what the plain one gives, in one graph. Skipped where the kernel is not in the build:
+    torch would then compile the reference, which is not what ships."""
+    if operator.name not in _dispatch._OPERATORS:
+        pytest.skip(f"{operator.name} is not built here")
+    torch._dynamo.reset()
+    compiled = torch.compile(operator.call, fullgraph=True, **options)
+    assert_same_results(compiled(**kwargs), operator.call(**kwargs))
+
+
+# ---- on a GPU --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@every_case
+def test_gpu_result_is_the_reference(case: BenchCase) -> None:
+    operator = operator_of(case)
+    kwargs = case.make("cuda")
+    assert_same_results(operator.call(**kwargs), operator.reference(**kwargs))
+
+
+@pytest.mark.gpu
+@every_case
+def test_call_is_captured_in_a_graph_after_preload(case: BenchCase) -> None:
+    operator = operator_of(case)
+    kwargs = case.make("cuda")
+    expected = operator.reference(**kwargs)
+    tilekernels.preload()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = operator.call(**kwargs)
+    for x in tensors_in(result):
+        x.untyped_storage().fill_(0xA5)  # what is compared afterwards was written by the replay
+    graph.replay()
+    assert_same_results(result, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@small_case
+def test_compiles_whole_on_gpu(case: BenchCase, backend: str) -> None:
+    check_compiled(operator_of(case), case.make("cuda"), backend=backend)
+
+
+@pytest.mark.gpu
+def test_no_compiler_is_loaded(needs_extension: None) -> None:
+    import sys
+
+    find_operators()
+    assert not {"tilelang", "tvm", "tvm_ffi"} & set(sys.modules)
