@@ -1,0 +1,45 @@
+# The commands of this repository; `make help` lists them. Needs Python >= 3.10, g++ and make: everything else is installed into
+# .venv. Steps skip themselves when nothing they read has changed (build_tools/wheel.py), so no target has prerequisites by time.
+
+ARCHS   ?= sm_90a
+PROFILE ?= default
+PYTHON  ?= python3
+
+VENV      := .venv
+RUN       := $(VENV)/bin/python
+MAKE_ENV  := $(PYTHON) -m build_tools.environment $(VENV)
+BUILD_REQ := requirements-torch.txt build_tools/requirements.txt requirements-wheel.txt
+TEST_REQ  := $(BUILD_REQ) requirements-test.txt requirements-lint.txt
+
+# -n 2: tests are many short ones; more workers than cores only cost memory (each imports torch).
+PYTEST_ARGS ?= -n 2
+
+.DEFAULT_GOAL := help
+.PHONY: help wheel test lint format clean distclean environment
+
+help: ## list the targets
+	@echo "make TARGET [ARCHS=$(ARCHS)] [PROFILE=$(PROFILE)] [PYTHON=$(PYTHON)]"
+	@sed -n 's/^\([a-z]*\):.*## /  \1\t/p' Makefile | expand -t 16
+
+wheel: ## build the wheel into dist/ and try it in a fresh environment without TileLang and nvcc
+	@$(MAKE_ENV) $(BUILD_REQ)
+	@$(RUN) -m build_tools.wheel --profile "$(PROFILE)" --archs "$(ARCHS)" --check build/check-venv
+
+test: lint ## every test that needs no GPU, on the smoke profile for sm_90a
+	@$(RUN) -m build_tools.wheel --profile smoke --archs sm_90a --dist build/smoke --install
+	@$(RUN) -m pytest -m "not gpu and not benchmark" $(PYTEST_ARGS)
+
+lint: environment ## formatters, linters, type checker and layer rules, at pinned versions
+	@$(RUN) -m build_tools.lint
+
+format: environment ## rewrite Python, C++ and CUDA sources as the formatters want them
+	@$(RUN) -m build_tools.lint --fix
+
+environment: ## make .venv with everything that building, testing and linting need
+	@$(MAKE_ENV) $(TEST_REQ)
+
+clean: ## remove what was built, kernels included
+	rm -rf build dist
+
+distclean: clean ## remove the environment too
+	rm -rf $(VENV)

@@ -1,0 +1,73 @@
+"""The version of a wheel: the project's version plus a label of what was compiled in, `0.1.0+cu130.sm90a`.
+
+scikit-build-core loads this file by path (`[[tool.dynamic-metadata]]` in pyproject.toml) and calls `dynamic_metadata`,
+so it imports the standard library alone. The label is read from the manifest of the kernel store that is being packed
+(environment variable TILEKERNELS_STORE); without a store the version has no label.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+VERSION_FILE = ROOT / "python" / "tilekernels" / "_version.py"
+
+# What PEP 440 keeps unchanged: `sm_90a` would become `sm.90a`, and only file names would lose upper case.
+LABEL = re.compile(r"cu[0-9]+(\.sm[0-9]+[a-z]?)+")
+
+
+def dynamic_metadata(settings: Mapping[str, Any], project: Mapping[str, Any]) -> dict[str, str]:
+    """The hook of scikit-build-core: the fields of [project] that are computed."""
+    if settings:
+        raise ValueError(f"wheel_label takes no settings in pyproject.toml, got {sorted(settings)}")
+    return {"version": wheel_version()}
+
+
+def wheel_version() -> str:
+    """The version in full, label included."""
+    label = find_label()
+    return f"{project_version()}+{label}" if label else project_version()
+
+
+def project_version() -> str:
+    """`__version__` in python/tilekernels/_version.py, read as text: importing the package would need torch."""
+    found = re.search(r'^__version__\s*(?::[^=]*)?=\s*"([^"]+)"', VERSION_FILE.read_text(), re.MULTILINE)
+    if found is None:
+        raise ValueError(f'{VERSION_FILE}: no line __version__ = "X.Y.Z"')
+    return found[1]
+
+
+def find_label() -> str:
+    """The label of the store named by TILEKERNELS_STORE, else ""."""
+    store = os.environ.get("TILEKERNELS_STORE", "")
+    return label_of_store(ROOT / store) if store else ""
+
+
+def label_of_store(store: Path) -> str:
+    """The label of a finished kernel store: CUDA version and archs, `cu130.sm90a`."""
+    manifest_file = store / "manifest.json"
+    if not manifest_file.is_file():
+        raise FileNotFoundError(
+            f"TILEKERNELS_STORE={store} holds no manifest.json; build the kernels first: python -m build_tools build"
+        )
+    manifest = json.loads(manifest_file.read_text())
+    return make_label(manifest["build"]["nvcc"], manifest["archs"])
+
+
+def make_label(nvcc_version: str, archs: Sequence[str]) -> str:
+    """`13.0.88`, [`sm_90a`, `sm_80`] -> `cu130.sm80.sm90a`; archs in order of their number."""
+    major, minor = nvcc_version.split(".")[:2]
+    ordered = sorted(archs, key=lambda arch: (int(re.sub(r"\D", "", arch)), arch))
+    return check_label(".".join([f"cu{major}{minor}", *(arch.replace("_", "") for arch in ordered)]))
+
+
+def check_label(label: str) -> str:
+    """Return the label if installers will print it unchanged; raise otherwise."""
+    if not LABEL.fullmatch(label):
+        raise ValueError(f"wheel label must look like cu130.sm90a or cu130.sm80.sm90a, got {label!r}")
+    return label
