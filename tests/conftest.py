@@ -6,11 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.recording import add_record_option, pytest_terminal_summary
+
+__all__ = ["pytest_terminal_summary"]  # a hook
+
 _MUCH_MEMORY = 2 << 30  # bytes
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=0, help="base of every test's random seed (default 0)")
+    add_record_option(parser)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
