@@ -5,7 +5,8 @@
 One `<family>_<kernel>.cpp` a kernel and `registry.cpp` (the tables of csrc/src/registry.h), `ops.h` (the typed C
 entries), `_C.pyi` (the stub of the Python module), `operators.md` (a table for people). The texts are in templates/;
 what is worked out for them is in codegen_model.py (names), codegen_bind.py (checks), codegen_launch.py (launches),
-codegen_tables.py (initialisers) and codegen_docs.py (header, stub and table). The same manifest gives the same bytes.
+codegen_workspace.py (scratch), codegen_tables.py (initialisers) and codegen_docs.py (header, stub and table).
+The same manifest gives the same bytes.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jinja2
 
-from . import codegen_docs, codegen_tables, codegen_text
+from . import codegen_docs, codegen_tables, codegen_text, codegen_workspace
 from .codegen_bind import Binding
 from .codegen_launch import launch_body, tensor_map_desc
 from .codegen_model import Kernel, Variant, read_kernels
+from .codegen_workspace import Workspace, workspaces
 from .files import remove_stale, write_if_changed
+
+T = TypeVar("T")
 
 _MARKER = "made by build_tools/codegen.py"
 
@@ -66,7 +70,9 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.globals.update(tables=codegen_tables, docs=codegen_docs)
+    environment.globals.update(
+        tables=codegen_tables, docs=codegen_docs, workspace_params=codegen_workspace.workspace_params
+    )
     environment.filters.update(quoted=codegen_text.quoted, describe_axis=codegen_docs.describe_axis)
     return environment
 
@@ -96,6 +102,7 @@ class _Functions:
     """What the variants of a kernel share: equal texts are one function."""
 
     binds: dict[str, int] = dataclasses.field(default_factory=dict)
+    signatures: dict[tuple[int, tuple[Workspace, ...]], int] = dataclasses.field(default_factory=dict)
     guards: dict[str, int] = dataclasses.field(default_factory=dict)
     launches: dict[str, int] = dataclasses.field(default_factory=dict)
     maps: dict[str, int] = dataclasses.field(default_factory=dict)
@@ -111,7 +118,8 @@ def _functions(kernel: Kernel, archs: list[str]) -> _Functions:
             functions.keys.append(_Key(0, 0, 0))
             continue
         binding = Binding(kernel, key)
-        functions.keys.append(_Key(len(functions.rows), len(variants), _number(functions.binds, binding.bind_body())))
+        signature = _number(functions.binds, binding.bind_body()), tuple(workspaces(binding))
+        functions.keys.append(_Key(len(functions.rows), len(variants), _number(functions.signatures, signature)))
         for variant in variants:
             guard = binding.guard_body(variant)
             maps = [f"kMap{_number(functions.maps, tensor_map_desc(tma))}" for tma in variant.tma]
@@ -126,9 +134,9 @@ def _functions(kernel: Kernel, archs: list[str]) -> _Functions:
     return functions
 
 
-def _number(texts: dict[str, int], text: str) -> int:
-    """The number of `text` among the different texts so far."""
-    return texts.setdefault(text, len(texts))
+def _number(found: dict[T, int], item: T) -> int:
+    """The number of `item` among the different items so far."""
+    return found.setdefault(item, len(found))
 
 
 def main() -> None:

@@ -17,7 +17,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 STORE = ROOT / "tests" / "build_tools" / "golden"
-BUILD = ROOT / "build" / "tests" / "golden"
+SANITIZE = os.environ.get("TILEKERNELS_SANITIZE", "")  # see tests/csrc/conftest.py; the library alone is built then
+BUILD = ROOT / "build" / "tests" / "-".join(["golden", *filter(None, SANITIZE.split(","))])
 
 # To accept a change of the generators: look at what `git diff` shows afterwards.
 REGENERATE = (
@@ -37,7 +38,9 @@ def install_golden() -> Path:
     with (BUILD / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         tree, prefix = BUILD / "cmake", BUILD / "prefix"
-        _run("cmake", "-S", ROOT, "-B", tree, f"-DTILEKERNELS_STORE={STORE}", f"-DPython_EXECUTABLE={sys.executable}")
+        python = ["-DTILEKERNELS_PYTHON=OFF"] if SANITIZE else [f"-DPython_EXECUTABLE={sys.executable}"]
+        options = [f"-DTILEKERNELS_STORE={STORE}", f"-DTILEKERNELS_SANITIZE={SANITIZE}", *python]
+        _run("cmake", "-S", ROOT, "-B", tree, *options)
         _run("cmake", "--build", tree, "--parallel", "2")
         _run("cmake", "--install", tree, "--prefix", prefix)
     return prefix

@@ -150,6 +150,19 @@ tk_status tk_check(const tk_kernel* kernel, const tk_tensor* const* tensors, con
   return check(*desc(kernel), tensors, scalars, axes);
 }
 
+tk_status tk_workspace_size(const tk_kernel* kernel, int32_t param, const tk_tensor* const* tensors,
+                            const tk_scalar* scalars, const int32_t* axes, int32_t num_sms, tk_workspace_info* info) {
+  if (kernel == nullptr) return fail_no_handle("tk_workspace_size");
+  const KernelDesc& found = *desc(kernel);
+  if (param < 0 || param >= found.num_params || !found.params[param].tensor) {
+    return fail(TK_INVALID_ARGUMENT, "%s: param must be the index of a tensor parameter, from 0 to %d, got %d",
+                found.name, static_cast<int>(found.num_params - 1), static_cast<int>(param));
+  }
+  int32_t tensor = 0;
+  for (int32_t i = 0; i < param; ++i) tensor += found.params[i].tensor;
+  return workspace_size(found, tensor, tensors, scalars, axes, num_sms, info);
+}
+
 tk_status tk_preload(const char* const* names, int32_t num_names, int32_t device) {
   if (device < 0) return preload(names, num_names);
   void* previous = nullptr;

@@ -1,6 +1,7 @@
 // The exported functions that tell what the library holds and what the machine has.
 #include <cstring>
 
+#include "answer.h"
 #include "arch.h"
 #include "check.h"
 #include "device.h"
@@ -17,22 +18,10 @@ namespace {
 const KernelDesc* desc(const tk_kernel* kernel) { return reinterpret_cast<const KernelDesc*>(kernel); }
 
 constexpr const char* kStatusNames[] = {
-    "TK_OK",        "TK_INVALID_ARGUMENT", "TK_INVALID_TYPE", "TK_NOT_BUILT",  "TK_NO_KERNEL_FOR_DEVICE",
-    "TK_NO_DRIVER", "TK_DRIVER_TOO_OLD",   "TK_NO_DEVICE",    "TK_NO_CONTEXT", "TK_OUT_OF_MEMORY",
-    "TK_FORKED",    "TK_DRIVER_ERROR",
+    "TK_OK",        "TK_INVALID_ARGUMENT", "TK_INVALID_TYPE",      "TK_NOT_BUILT",  "TK_NO_KERNEL_FOR_DEVICE",
+    "TK_NO_DRIVER", "TK_DRIVER_TOO_OLD",   "TK_NO_DEVICE",         "TK_NO_CONTEXT", "TK_OUT_OF_MEMORY",
+    "TK_FORKED",    "TK_DRIVER_ERROR",     "TK_CONTEXT_DESTROYED",
 };
-
-// Copies as much of an answer as the caller's struct has room for, and keeps the caller's size.
-template <typename Info>
-tk_status answer(const char* call, Info value, Info* info) {
-  if (info == nullptr || info->size < sizeof(size_t)) {
-    return fail(TK_INVALID_ARGUMENT, "%s: the info struct must have its size field set, got null or a size of 0", call);
-  }
-  const size_t size = info->size;
-  value.size = size;
-  std::memcpy(info, &value, size < sizeof(Info) ? size : sizeof(Info));
-  return TK_OK;
-}
 
 tk_status fail_index(const char* call, const KernelDesc& kernel, int32_t index, int32_t count) {
   return fail(TK_INVALID_ARGUMENT, "%s: index must be from 0 to %d for %s, got %d", call, static_cast<int>(count - 1),

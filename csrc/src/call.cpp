@@ -185,6 +185,11 @@ tk_status call(const KernelDesc& kernel, const tk_tensor* const* tensors, const 
 tk_status check(const KernelDesc& kernel, const tk_tensor* const* tensors, const tk_scalar* scalars,
                 const int32_t* axes) {
   Frame frame;
+  return check_frame(frame, kernel, tensors, scalars, axes);
+}
+
+tk_status check_frame(Frame& frame, const KernelDesc& kernel, const tk_tensor* const* tensors, const tk_scalar* scalars,
+                      const int32_t* axes) {
   start(frame, kernel, tensors, scalars, true);
   const tk_tensor* first = nullptr;
   TK_RETURN_IF_ERROR(check_params(frame, &first));

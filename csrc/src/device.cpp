@@ -80,6 +80,11 @@ tk_status find_current_device(const Driver& driver, const Device** device) {
                 "no CUDA context is current in this thread; make one current (cuCtxSetCurrent, cudaSetDevice) or call "
                 "tk_enter_device first");
   }
+  if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED) {
+    return fail(TK_CONTEXT_DESTROYED,
+                "the CUDA context that is current in this thread was destroyed; make another one current "
+                "(cuCtxSetCurrent, cudaSetDevice) or call tk_enter_device first");
+  }
   Message message;
   message.add("asking for the current device: ");
   return add_driver_error(message, driver, "cuCtxGetDevice", result);

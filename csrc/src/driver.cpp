@@ -136,8 +136,8 @@ tk_status add_driver_error(Message& message, const Driver& driver, const char* c
   switch (result) {
     case CUDA_ERROR_OUT_OF_MEMORY: return TK_OUT_OF_MEMORY;
     case CUDA_ERROR_NO_DEVICE: return TK_NO_DEVICE;
-    case CUDA_ERROR_INVALID_CONTEXT:
-    case CUDA_ERROR_CONTEXT_IS_DESTROYED: return TK_NO_CONTEXT;
+    case CUDA_ERROR_INVALID_CONTEXT: return TK_NO_CONTEXT;
+    case CUDA_ERROR_CONTEXT_IS_DESTROYED: return TK_CONTEXT_DESTROYED;
     default: return TK_DRIVER_ERROR;
   }
 }

@@ -65,11 +65,23 @@ struct Frame {
   int64_t symbols[kMaxSymbols];  // bound by Signature::bind; 0 where a nullable tensor is absent
 };
 
+// A scratch tensor of a call, so that the caller can be told its size.
+struct WorkspaceDesc {
+  int32_t tensor;  // index among the tensors
+  DType dtype;
+  int32_t rank;
+  int32_t num_sms;   // the symbol that only workspaces carry: how many blocks run; -1: there is none
+  uint32_t symbols;  // bit i: the shape needs symbols[i]
+  void (*shape)(const Frame&, int64_t* shape);
+};
+
 // What is common to all forms (and archs) of one key: symbols, shapes, strides, and the guards that all of them share.
 struct Signature {
   tk_status (*bind)(Frame&);   // binds symbols and checks; on failure the message is set
   const char* const* symbols;  // names, for messages
   int32_t num_symbols;
+  const WorkspaceDesc* workspaces = nullptr;
+  int32_t num_workspaces = 0;
 };
 
 struct LaunchDesc {

@@ -1,4 +1,8 @@
-"""Builds libtilekernels from hand_tables.cpp and the fake driver, once for all tests and workers, under build/tests."""
+"""Builds libtilekernels from hand_tables.cpp and the fake driver, once for all tests and workers, under build/tests.
+
+TILEKERNELS_SANITIZE=address,undefined (or thread) builds both with these sanitizers: test_sanitizers.py runs the tests
+of this folder so.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.csrc.sanitizers import SANITIZE, compile_flags
 from tests.csrc.steps import Runtime
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-BUILD = ROOT / "build" / "tests" / "csrc"
+BUILD = ROOT / "build" / "tests" / "-".join(["csrc", *filter(None, SANITIZE.split(","))])
+DRIVER_SOURCES = (HERE / "fake_driver.h", HERE / "fake_driver.cpp", HERE / "fake_engine.cpp")
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +41,8 @@ def installed(tools: dict[str, str]) -> Path:
         store, tree, prefix = BUILD / "store", BUILD / "cmake", BUILD / "prefix"
         write_store(store)
         for command in (
-            ["cmake", "-S", ROOT, "-B", tree, f"-DTILEKERNELS_STORE={store}", "-DTILEKERNELS_PYTHON=OFF"],
+            ["cmake", "-S", ROOT, "-B", tree, f"-DTILEKERNELS_STORE={store}", "-DTILEKERNELS_PYTHON=OFF"]
+            + [f"-DTILEKERNELS_SANITIZE={SANITIZE}"],
             ["cmake", "--build", tree, "--parallel", "2"],
             ["cmake", "--install", tree, "--prefix", prefix],
         ):
@@ -49,9 +56,10 @@ def driver_folder() -> Path:
     folder = BUILD / "driver"
     folder.mkdir(parents=True, exist_ok=True)
     with locked(BUILD / "lock"):
-        source, library = HERE / "fake_driver.cpp", folder / "libcuda.so.1"
-        if not library.exists() or library.stat().st_mtime < source.stat().st_mtime:
-            run(["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", source, "-o", library])
+        library, newest = folder / "libcuda.so.1", max(source.stat().st_mtime for source in DRIVER_SOURCES)
+        if not library.exists() or library.stat().st_mtime < newest:
+            flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", *compile_flags()]
+            run(["g++", *flags, *DRIVER_SOURCES[1:], "-o", library])
     return folder
 
 
@@ -66,7 +74,9 @@ def write_store(store: Path) -> None:
     copy_if_changed(HERE / "hand_tables.cpp", store / "gen" / "hand_tables.cpp")
     copy_if_changed(HERE / "hand_ops.h", store / "gen" / "ops.h")
     (store / "gen" / "operators.md").write_text("# Operators\n")
-    (store / "manifest.json").write_text(json.dumps({"schema": 1, "profile": "hand"}))
+    kernels = [{"name": f"demo.{name}"} for name in ("cast", "sync", "topk", "transpose")]
+    manifest = {"schema": 1, "profile": "hand", "archs": ["sm_80", "sm_90a"], "build": {"nvcc": "13.0.88"}}
+    (store / "manifest.json").write_text(json.dumps(manifest | {"kernels": kernels}))
 
 
 def copy_if_changed(source: Path, target: Path) -> None:

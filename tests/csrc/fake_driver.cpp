@@ -1,40 +1,31 @@
 // A libcuda.so.1 for tests: answers the calls of csrc/src/driver.h as a driver would and records them, one JSON object
-// a line, in the file $FAKE_CUDA_LOG. Its signatures are written anew, against the CUDA manual, so that a wrong
-// declaration in driver.h is seen. $FAKE_CUDA_* configure it:
+// a line, in the file $FAKE_CUDA_LOG; what programs call besides is in fake_engine.cpp. Its signatures are written
+// anew, against the CUDA manual, so that a wrong declaration in driver.h is seen. $FAKE_CUDA_* configure it:
 //
 //   DEVICES=9.0,8.0     compute capabilities of the GPUs          VERSION=13000   what cuDriverGetVersion says
 //   BLOCKS_PER_SM=2     answer of the occupancy query             LOG=file        no file: nothing is recorded or
 //   allocated FAIL=cuInit:100     call and error code; "cuLibraryLoadData:2:1" fails once only
+//
+// "Device memory" is the host's; kernels compute nothing.
+#include "fake_driver.h"
+
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <map>
-#include <mutex>
-#include <string>
 #include <vector>
 
-#include <fcntl.h>
-#include <unistd.h>
+using namespace fake;
 
-#define FAKE extern "C" __attribute__((visibility("default"))) int
+namespace fake {
+bool initialised = false;
+thread_local Context* current = nullptr;
+}  // namespace fake
 
 namespace {
 
-enum {
-  kSuccess = 0,
-  kInvalidValue = 1,
-  kNotInitialized = 3,
-  kInvalidDevice = 101,
-  kInvalidContext = 201,
-  kNotFound = 500
-};
 enum { kMultiprocessorCount = 16, kMajor = 75, kMinor = 76, kMaxSmemOptin = 97 };
 enum { kCooperative = 2, kCluster = 4, kPdl = 6 };
 
-struct Context {
-  int device;
-  bool primary;
-};
 struct Kernel {
   std::string symbol;
   std::vector<int> parameter_sizes;
@@ -42,43 +33,20 @@ struct Kernel {
 };
 struct Library {
   std::map<std::string, Kernel> kernels;
+  bool is_real;  // a compiled cubin: its kernels are not known beforehand, nor their parameters
+  int unit;
 };
 
 std::mutex mutex;
-bool initialised = false;
 Context primaries[64];
 int num_libraries = 0;
-thread_local Context* current = nullptr;
 
 const char* setting(const char* name, const char* otherwise) {
   const char* value = std::getenv(name);
   return value != nullptr ? value : otherwise;
 }
 
-void record(const std::string& line) {
-  const char* path = std::getenv("FAKE_CUDA_LOG");
-  if (path == nullptr) return;
-  const int file = open(path, O_WRONLY | O_CREAT | O_APPEND, 0644);
-  const std::string text = line + "\n";
-  if (write(file, text.data(), text.size()) < 0) std::abort();
-  close(file);
-}
-
 bool recording() { return std::getenv("FAKE_CUDA_LOG") != nullptr; }
-
-// The error that FAIL asks for this call, else 0.
-int failure(const char* call) {
-  static int failures_left = -2;
-  const char* fail = std::getenv("FAKE_CUDA_FAIL");
-  if (fail == nullptr) return 0;
-  char name[64] = {};
-  int code = 0, times = -1;
-  if (std::sscanf(fail, "%63[^:]:%d:%d", name, &code, &times) < 2 || std::strcmp(name, call) != 0) return 0;
-  if (failures_left == -2) failures_left = times;
-  if (failures_left == 0) return 0;
-  --failures_left;
-  return code;
-}
 
 struct Capability {
   int major, minor;
@@ -93,8 +61,6 @@ int read_devices(Capability* devices) {
   }
   return count;
 }
-
-std::string number(long long value) { return std::to_string(value); }
 
 std::string hex(const void* data, int size) {
   std::string text;
@@ -115,10 +81,18 @@ std::string list(const T* values, int count) {
 
 }  // namespace
 
-#define FAIL_IF_ASKED(call) \
-  if (const int asked = failure(call)) return asked
-#define NEEDS_INIT \
-  if (!initialised) return kNotInitialized
+int fake::failure(const char* call) {
+  static int failures_left = -2;
+  const char* fail = std::getenv("FAKE_CUDA_FAIL");
+  if (fail == nullptr) return 0;
+  char name[64] = {};
+  int code = 0, times = -1;
+  if (std::sscanf(fail, "%63[^:]:%d:%d", name, &code, &times) < 2 || std::strcmp(name, call) != 0) return 0;
+  if (failures_left == -2) failures_left = times;
+  if (failures_left == 0) return 0;
+  --failures_left;
+  return code;
+}
 
 FAKE cuDriverGetVersion(int* version) {
   *version = std::atoi(setting("FAKE_CUDA_VERSION", "13000"));
@@ -187,17 +161,9 @@ FAKE cuDevicePrimaryCtxRetain(void** context, int device) {
   return kSuccess;
 }
 
-// For tests alone: a context of one's own, as an engine has.
-FAKE cuCtxCreate_v2(void** context, unsigned, int device) {
-  NEEDS_INIT;
-  current = new Context{device, false};
-  *context = current;
-  return kSuccess;
-}
-
 FAKE cuCtxGetDevice(int* device) {
   NEEDS_INIT;
-  if (current == nullptr) return kInvalidContext;
+  NEEDS_CONTEXT;
   *device = current->device;
   return kSuccess;
 }
@@ -218,11 +184,18 @@ FAKE cuLibraryLoadData(void** library, const void* code, int*, void**, unsigned 
                        unsigned num_options) {
   NEEDS_INIT;
   FAIL_IF_ASKED("cuLibraryLoadData");
+  if (is_capturing()) return kStreamCaptureUnsupported;
   usleep(2000);  // long enough for other threads to arrive at the same first use
-  auto* loaded = new Library;
   const int unit = num_libraries++;
   const char* text = static_cast<const char*>(code);
-  for (const char* line = std::strchr(text, '\n') + 1; *line != '\0'; line = std::strchr(line, '\n') + 1) {
+  auto* loaded = new Library{{},
+                             std::memcmp(text,
+                                         "\x7f"
+                                         "ELF",
+                                         4) == 0,
+                             unit};
+  for (const char* line = loaded->is_real ? "" : std::strchr(text, '\n') + 1; *line != '\0';
+       line = std::strchr(line, '\n') + 1) {
     const std::string words(line, static_cast<size_t>(std::strchr(line, '\n') - line));
     Kernel kernel{words.substr(0, words.find(' ')), {}, unit};
     for (size_t at = words.find(' '); at != std::string::npos; at = words.find(' ', at + 1)) {
@@ -237,15 +210,18 @@ FAKE cuLibraryLoadData(void** library, const void* code, int*, void**, unsigned 
 }
 
 FAKE cuLibraryGetKernel(void** kernel, void* library, const char* name) {
-  auto& kernels = static_cast<Library*>(library)->kernels;
+  FAIL_IF_ASKED("cuLibraryGetKernel");
+  auto& [kernels, is_real, unit] = *static_cast<Library*>(library);
   record("{\"call\": \"cuLibraryGetKernel\", \"name\": \"" + std::string(name) + "\"}");
+  if (is_real) kernels.try_emplace(name, Kernel{name, {}, unit});
   if (kernels.count(name) == 0) return kNotFound;
   *kernel = &kernels[name];
   return kSuccess;
 }
 
 FAKE cuKernelGetFunction(void** function, void* kernel) {
-  if (current == nullptr) return kInvalidContext;
+  FAIL_IF_ASKED("cuKernelGetFunction");
+  NEEDS_CONTEXT;
   record("{\"call\": \"cuKernelGetFunction\", \"name\": \"" + static_cast<Kernel*>(kernel)->symbol +
          "\", \"device\": " + number(current->device) + "}");
   *function = kernel;
@@ -264,7 +240,7 @@ FAKE cuKernelSetAttribute(int attribute, int value, void* kernel, int device) {
 }
 
 FAKE cuOccupancyMaxActiveBlocksPerMultiprocessor(int* num_blocks, void* function, int block_size, size_t smem) {
-  if (current == nullptr) return kInvalidContext;
+  NEEDS_CONTEXT;
   *num_blocks = std::atoi(setting("FAKE_CUDA_BLOCKS_PER_SM", "2"));
   record("{\"call\": \"cuOccupancyMaxActiveBlocksPerMultiprocessor\", \"name\": \"" +
          static_cast<Kernel*>(function)->symbol + "\", \"block_size\": " + number(block_size) +
@@ -296,14 +272,16 @@ FAKE cuTensorMapEncodeTiled(void* map, int dtype, unsigned rank, void* address, 
 // CUlaunchConfig and CUlaunchAttribute, read by offset: 7 words, then stream, attributes, their number.
 FAKE cuLaunchKernelEx(const unsigned* config, void* function, void** arguments, void** extra) {
   FAIL_IF_ASKED("cuLaunchKernelEx");
-  if (current == nullptr) return kInvalidContext;
+  NEEDS_CONTEXT;
   if (extra != nullptr) return kInvalidValue;
   if (config[0] == 0 || config[1] == 0 || config[2] == 0) return kInvalidValue;
+  void* stream = nullptr;
+  std::memcpy(&stream, reinterpret_cast<const char*>(config) + 32, sizeof(stream));
+  const bool captured = add_captured(stream);
   if (!recording()) return kSuccess;
   const char* bytes = reinterpret_cast<const char*>(config);
-  void *stream = nullptr, *attributes = nullptr;
+  void* attributes = nullptr;
   unsigned num_attributes = 0;
-  std::memcpy(&stream, bytes + 32, sizeof(stream));
   std::memcpy(&attributes, bytes + 40, sizeof(attributes));
   std::memcpy(&num_attributes, bytes + 48, sizeof(num_attributes));
   std::string named;
@@ -329,6 +307,6 @@ FAKE cuLaunchKernelEx(const unsigned* config, void* function, void** arguments, 
          ", \"block\": " + list(config + 3, 3) + ", \"smem\": " + number(config[6]) +
          ", \"stream\": " + number(static_cast<long long>(reinterpret_cast<size_t>(stream))) + ", \"attributes\": {" +
          named + "}, \"arguments\": [" + values + "], \"device\": " + number(current->device) +
-         ", \"primary\": " + (current->primary ? "true" : "false") + "}");
+         ", \"primary\": " + (current->primary ? "true" : "false") + (captured ? ", \"captured\": true" : "") + "}");
   return kSuccess;
 }

@@ -67,6 +67,18 @@ class DeviceInfo(ctypes.Structure):
     )
 
 
+class WorkspaceInfo(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("num_bytes", ctypes.c_int64),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("ndim", ctypes.c_int32),
+        ("shape", ctypes.c_int64 * 8),
+    )
+
+
 class Session:
     """The library and the contexts that steps have made."""
 
@@ -87,9 +99,18 @@ class Session:
     def do_check(self, **call: Any) -> Any:
         return self._with_kernel("tk_check", [], **call)
 
+    def do_workspace_size(self, param: int, num_sms: int, **call: Any) -> Any:
+        info = WorkspaceInfo(size=ctypes.sizeof(WorkspaceInfo))
+        answer = self._with_kernel("tk_workspace_size", [num_sms, ctypes.byref(info)], first=[param], **call)
+        dtype = [info.code, info.bits, info.lanes]
+        return answer | {"num_bytes": info.num_bytes, "dtype": dtype, "shape": list(info.shape[: info.ndim])}
+
     def do_preload(self, names: list[str] | None, device: int) -> Any:
         array = (ctypes.c_char_p * len(names or []))(*(name.encode() for name in names or []))
         return self._answer(self.library.tk_preload(array if names is not None else None, len(names or []), device))
+
+    def do_status_names(self) -> list[str]:
+        return [self.library.tk_status_name(status).decode() for status in range(13)]
 
     def do_find(self, name: str) -> Any:
         return self._answer(self.library.tk_find(name.encode(), ctypes.byref(ctypes.c_void_p())))
@@ -129,6 +150,9 @@ class Session:
         self.contexts[name] = context
         return {"result": result}
 
+    def do_destroy_context(self, name: str) -> Any:
+        return {"result": ctypes.CDLL("libcuda.so.1").cuCtxDestroy_v2(self.contexts[name])}
+
     def do_set_context(self, name: str | None) -> Any:
         return {"result": ctypes.CDLL("libcuda.so.1").cuCtxSetCurrent(self.contexts[name] if name else None)}
 
@@ -163,13 +187,21 @@ class Session:
     # ---- helpers ---------------------------------------------------------------------------------------------------
 
     def _with_kernel(
-        self, function: str, rest: list[Any], kernel: str, tensors: list[Any], scalars: list[Any], axes: list[int]
+        self,
+        function: str,
+        rest: list[Any],
+        kernel: str,
+        tensors: list[Any],
+        scalars: list[Any],
+        axes: list[int],
+        first: Sequence[int] = (),
     ) -> Any:
         views = [make_tensor(**tensor) if tensor else None for tensor in tensors]
         array = (ctypes.POINTER(Tensor) * len(views))(*(ctypes.pointer(view) if view else None for view in views))
         values = (Scalar * len(scalars))(*map(make_scalar, scalars))
         labels = (ctypes.c_int32 * len(axes))(*axes)
-        return self._answer(getattr(self.library, function)(self._find(kernel), array, values, labels, *rest))
+        call = getattr(self.library, function)
+        return self._answer(call(self._find(kernel), *first, array, values, labels, *rest))
 
     def _find(self, name: str) -> ctypes.c_void_p:
         kernel = ctypes.c_void_p()

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.csrc.sanitizers import environment as sanitizer_environment
+from tests.csrc.sanitizers import launcher
+
 Step = dict[str, Any]
 
 CPU, CUDA = [1, 0], [2, 0]
@@ -53,6 +56,13 @@ def check(kernel: str, *tensors: Step | None, scalars: Sequence[float] = (), axe
     step = call(kernel, *tensors, scalars=scalars, axes=axes)
     del step["stream"]
     return step | {"do": "check"}
+
+
+def workspace_size(
+    kernel: str, param: int, *tensors: Step | None, scalars: Sequence[float] = (), num_sms: int = 0
+) -> Step:
+    step = check(kernel, *tensors, scalars=scalars)
+    return step | {"do": "workspace_size", "param": param, "num_sms": num_sms}
 
 
 def enter(device: int = 0) -> Step:
@@ -121,8 +131,9 @@ class Runtime:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("FAKE_CUDA_")}
         environment |= {f"FAKE_CUDA_{key.upper()}": str(value) for key, value in settings.items()}
         environment |= {"FAKE_CUDA_LOG": str(log), "LD_LIBRARY_PATH": str(self.driver_folder) if driver else ""}
+        environment |= sanitizer_environment(is_instrumented=False)
         result = subprocess.run(
-            [sys.executable, "-I", str(RUNNER), str(self.library)],
+            [*launcher(), sys.executable, "-I", str(RUNNER), str(self.library)],
             input=json.dumps(steps),
             env=environment,
             capture_output=True,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.csrc.sanitizers import compile_flags, environment
 from tests.csrc.steps import CPU, Result, Runtime, Step, call, check, enter, tensor
 from tests.golden_store import install_golden
 
@@ -282,9 +283,8 @@ def test_typed_entries_from_plain_c(golden: Runtime, driver_folder: Path, tmp_pa
     prefix, program = install_golden(), tmp_path / "typed"
     source = Path(__file__).with_name("typed_entries.c")
     flags = ["-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", f"-I{prefix}/include"]
-    link = [str(golden.library), f"-Wl,-rpath,{golden.library.parent}"]
+    link = [str(golden.library), f"-Wl,-rpath,{golden.library.parent}", *compile_flags()]
     subprocess.run(["gcc", *flags, str(source), *link, "-o", str(program)], check=True)
-    result = subprocess.run(
-        [program], env={"LD_LIBRARY_PATH": str(driver_folder)}, capture_output=True, text=True, check=False
-    )
+    variables = {"LD_LIBRARY_PATH": str(driver_folder)} | environment(is_instrumented=True)
+    result = subprocess.run([program], env=variables, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (0, "TK_OK\n"), result.stderr

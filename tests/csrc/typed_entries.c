@@ -49,6 +49,24 @@ int main(void) {
   args.num_per_channels = 64;
   if (!expect(tk_demo_cast(&args, NULL), TK_INVALID_ARGUMENT, "demo.cast: num_per_channels must be 32 or 128, got 64"))
     return 1;
+  {
+    const int64_t scores_shape[] = {10, 64};
+    tk_tensor scores = make(TK_FLOAT, 32, 2, scores_shape);
+    tk_workspace_info info;
+    tk_demo_rank_args rank;
+    memset(&rank, 0, sizeof(rank));
+    memset(&info, 0, sizeof(info));
+    rank.size = sizeof(rank);
+    rank.scores = &scores;
+    rank.num_sms = 8;
+    if (!expect(tk_demo_rank_workspace_size(&rank, 0, &info), TK_INVALID_ARGUMENT,
+                "demo.rank: the info struct must have its size field set, got null or a size of 0")) {
+      return 1;
+    }
+    info.size = sizeof(info);
+    if (!expect(tk_demo_rank_workspace_size(&rank, 0, &info), TK_OK, NULL)) return 1;
+    if (info.num_bytes != 8 * 64 * 4 || info.ndim != 2 || info.shape[1] != 64 || info.dtype.bits != 32) return 1;
+  }
   puts(tk_status_name(TK_OK));
   return 0;
 }

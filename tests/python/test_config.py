@@ -1,12 +1,13 @@
 """Process-wide settings: defaults, setting, refusing, resetting."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 
 import tilekernels
 from tilekernels import config
-from tilekernels.errors import ArgumentError
+from tilekernels.errors import ArgumentError, ArgumentTypeError, DeviceError
 
 DEFAULT_CLAMPS = [
     ("e4m3", False, 1e-4),
@@ -58,9 +59,48 @@ def test_token_alignment() -> None:
     assert config.get_token_alignment() == 32
 
 
+def test_sm_limit() -> None:
+    tilekernels.set_num_sms(1)
+    assert tilekernels.get_num_sms() == config.get_num_sms() == 1
+    for wrong in (0, -1):
+        with pytest.raises(ArgumentError, match=rf"^config\.set_num_sms: num_sms must be positive, got {wrong}$"):
+            config.set_num_sms(wrong)
+    with pytest.raises(ArgumentTypeError, match=r"^config\.set_num_sms: num_sms must be an int, got float$"):
+        config.set_num_sms(1.0)  # type: ignore[arg-type]
+    assert config.get_num_sms() == 1
+
+
+def test_operators_on_a_cpu_take_one_block() -> None:
+    assert config.num_sms_for(torch.device("cpu")) == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("function", [config.get_num_sms, config.get_device_num_sms])
+def test_without_a_gpu_the_number_of_sms_is_unknown(function: Callable[[], int]) -> None:
+    with pytest.raises(DeviceError, match=r"^config\.get_device_num_sms: torch finds no CUDA GPU"):
+        function()
+
+
+@pytest.mark.gpu
+def test_sm_limit_on_a_gpu() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    all_sms = torch.cuda.get_device_properties(device).multi_processor_count
+    assert config.get_num_sms() == config.get_device_num_sms() == config.num_sms_for(device) == all_sms
+    config.set_num_sms(2)
+    assert config.num_sms_for(device) == 2
+    assert config.get_device_num_sms() == all_sms
+    requirement = rf"be at most the GPU's number of SMs {all_sms}, got {all_sms + 1}"
+    with pytest.raises(ArgumentError, match=rf"^config\.set_num_sms: num_sms must {requirement}$"):
+        config.set_num_sms(all_sms + 1)
+    config.set_num_sms(all_sms)
+    assert config.num_sms_for(device) == all_sms
+
+
 def test_reset_restores_everything() -> None:
     config.set_token_alignment(16)
+    config.set_num_sms(1)
     config.set_amax_clamp_for_quant("e4m3", False, 1.0)
     config.reset_runtime_config()
+    assert config._num_sms is None
     assert config.get_token_alignment() == 128
     assert config.get_amax_clamp_for_quant("e4m3", False) == 1e-4

@@ -35,7 +35,8 @@ typedef enum tk_status {
   TK_NO_CONTEXT = 8,           /* no CUDA context is current in the calling thread */
   TK_OUT_OF_MEMORY = 9,        /* the driver had no memory to load a kernel */
   TK_FORKED = 10,              /* the process forked after the driver was initialised; start workers by spawn */
-  TK_DRIVER_ERROR = 11         /* any other failure of the driver */
+  TK_DRIVER_ERROR = 11,        /* any other failure of the driver */
+  TK_CONTEXT_DESTROYED = 12    /* the CUDA context that is current in the calling thread was destroyed */
 } tk_status;
 
 /* Static text such as "TK_INVALID_ARGUMENT". */
@@ -178,6 +179,15 @@ typedef struct tk_variant_info {
   int32_t num_launches;
 } tk_variant_info;
 
+/* Scratch memory of a call, to be made by the caller as a dense tensor; its content before and after means nothing. */
+typedef struct tk_workspace_info {
+  size_t size;
+  int64_t num_bytes;
+  tk_dtype dtype;
+  int32_t ndim;
+  int64_t shape[8]; /* of the first ndim dimensions */
+} tk_workspace_info;
+
 TK_API int32_t tk_num_kernels(void);
 TK_API const tk_kernel* tk_kernel_at(int32_t index);
 TK_API tk_status tk_describe_kernel(const tk_kernel* kernel, tk_kernel_info* info);
@@ -190,6 +200,14 @@ TK_API tk_status tk_describe_variant(const tk_kernel* kernel, int32_t index, tk_
 /* 1 if the library holds a variant with these axis values for this arch, else 0. labels: one index into the labels of
  * each axis, -1 for any; null for any at all. arch: such as "sm_90a", null for any. */
 TK_API int32_t tk_covers(const tk_kernel* kernel, const int32_t* labels, const char* arch);
+
+/* What the parameter `param` (its index, named workspace...) of a call with these arguments must be. The arguments are
+ * those of tk_check; workspaces among them are passed over and may be null. num_sms: of a workspace with one row for
+ * each block that runs, how many SMs the call may use; 0 for all of the current device. Works without a driver unless
+ * it is 0. ops.h has a typed form for each workspace, tk_<family>_<kernel>_<parameter>_size. */
+TK_API tk_status tk_workspace_size(const tk_kernel* kernel, int32_t param, const tk_tensor* const* tensors,
+                                   const tk_scalar* scalars, const int32_t* axes, int32_t num_sms,
+                                   tk_workspace_info* info);
 
 /* The archs of the library, such as "sm_90a"; null past the last. */
 TK_API const char* tk_arch_at(int32_t index);
