@@ -1,1 +1,1 @@
-"""The build: plan -> trace -> compile -> manifest -> codegen -> embed, one file a stage. Run as `python -m build_tools`."""
+"""The build: plan, trace, compile, manifest, codegen, embed, one file a stage. Run as `python -m build_tools`."""

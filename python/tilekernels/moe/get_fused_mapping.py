@@ -60,7 +60,9 @@ def get_fused_mapping(
         raise argument_error(_NAME, "alignment", "keep all positions below 2147483648", alignment)
     wait = num_expanded_tokens == 0 and not force_no_sync
     num_positions = most // alignment * alignment if wait else num_expanded_tokens
-    most_blocks = max(1, ceildiv(num_tokens * num_topk, _ENTRIES_PER_BLOCK), ceildiv(num_positions, _POSITIONS_PER_BLOCK))
+    most_blocks = max(
+        1, ceildiv(num_tokens * num_topk, _ENTRIES_PER_BLOCK), ceildiv(num_positions, _POSITIONS_PER_BLOCK)
+    )
     num_blocks = min(num_sms_for(topk_idx.device), most_blocks)
 
     def empty(*shape: int) -> torch.Tensor:
