@@ -193,11 +193,11 @@ const Entry& entry_of(PyObject* self) { return *reinterpret_cast<SelfObject*>(se
   return nullptr;
 }
 
-PyObject* call_fallback(const Entry& entry, PyObject* const* values, Py_ssize_t count) {
+PyObject* call_fallback(PyObject* fallback, const Entry& entry, PyObject* const* values, Py_ssize_t count) {
   PyObject* arguments = PyTuple_New(count);
   if (arguments == nullptr) return nullptr;
   for (Py_ssize_t i = 0; i < count; ++i) PyTuple_SET_ITEM(arguments, i, Py_NewRef(values[i]));
-  PyObject* result = PyObject_CallFunction(state.fallback, "sO", entry.name.c_str(), arguments);
+  PyObject* result = PyObject_CallFunction(fallback, "sO", entry.name.c_str(), arguments);
   Py_DECREF(arguments);
   return result;
 }
@@ -248,7 +248,7 @@ PyObject* call_kernel(PyObject* self, PyObject* const* args, Py_ssize_t num_args
     case Read::failed: return nullptr;
     case Read::on_cuda: return launch(entry, arguments);
     case Read::on_host:
-    case Read::opaque: return call_fallback(entry, args, num_args);
+    case Read::opaque: return call_fallback(state.fallback, entry, args, num_args);
   }
   Py_UNREACHABLE();
 }
@@ -262,7 +262,9 @@ PyObject* check_kernel(PyObject* self, PyObject* const* args, Py_ssize_t num_arg
   Arguments arguments;
   const Read read = read_arguments(entry, args, arguments);
   if (read == Read::failed) return nullptr;
-  if (read != Read::opaque) {
+  if (read == Read::opaque) {
+    if (state.check_fallback != nullptr) return call_fallback(state.check_fallback, entry, args, num_args);
+  } else {
     const tk_status status = tk_check(entry.kernel, arguments.tensors, arguments.scalars, arguments.axes);
     if (status != TK_OK) [[unlikely]]
       return raise_status(status);

@@ -50,6 +50,8 @@ void set_errors(const py::type& argument_error, const py::type& argument_type_er
 
 void set_fallback(const py::function& fallback) { replace(state.fallback, fallback); }
 
+void set_check_fallback(const py::function& fallback) { replace(state.check_fallback, fallback); }
+
 void preload(const std::optional<std::vector<std::string>>& names, int32_t device) {
   std::vector<const char*> pointers;
   if (names.has_value()) {
@@ -96,6 +98,7 @@ PYBIND11_MODULE(_C, module, py::multiple_interpreters::not_supported()) {
   module.def("set_errors", &set_errors, py::arg("argument_error"), py::arg("argument_type_error"),
              py::arg("not_built_error"), py::arg("device_error"));
   module.def("set_fallback", &set_fallback, py::arg("fallback"));
+  module.def("set_check_fallback", &set_check_fallback, py::arg("fallback"));
   module.def("kernels", &kernels);
   module.def("preload", &preload, py::arg("names") = py::none(), py::arg("device") = -1);
   module.def("devices", &describe_devices);

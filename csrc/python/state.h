@@ -12,7 +12,8 @@ struct State {
   PyObject* tensor_type = nullptr;     // torch.Tensor
   PyObject* parameter_type = nullptr;  // torch.nn.Parameter
   const ExchangeApi* exchange = nullptr;
-  PyObject* fallback = nullptr;  // fallback(kernel name, arguments)
+  PyObject* fallback = nullptr;        // fallback(kernel name, arguments)
+  PyObject* check_fallback = nullptr;  // the same for a check; may stay unset
   PyObject* argument_error = nullptr;
   PyObject* argument_type_error = nullptr;
   PyObject* not_built_error = nullptr;

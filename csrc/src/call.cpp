@@ -110,11 +110,28 @@ void start(Frame& frame, const KernelDesc& kernel, const tk_tensor* const* tenso
   frame.bound = 0;
 }
 
+// Elements of a written tensor that share memory would race.
+tk_status check_overlap(const Frame& frame) {
+  const KernelDesc& kernel = *frame.kernel;
+  int32_t tensor = -1;
+  for (int32_t i = 0; i < kernel.num_params; ++i) {
+    if (!kernel.params[i].tensor) continue;
+    const tk_tensor* view = frame.tensors[++tensor];
+    if (!kernel.params[i].written || view == nullptr || view->strides == nullptr || !has_elements(*view)) continue;
+    for (int32_t axis = 0; axis < view->ndim; ++axis) {
+      if (view->strides[axis] == 0 && view->shape[axis] > 1) [[unlikely]]
+        return fail_overlap(frame, tensor);
+    }
+  }
+  return TK_OK;
+}
+
 tk_status bind_key(Frame& frame, const KeyDesc& key) {
   frame.signature = &frame.kernel->signatures[key.signature];
   frame.bound = 0;
   for (int32_t i = 0; i < frame.signature->num_symbols; ++i) frame.symbols[i] = 0;
-  return frame.signature->bind(frame);
+  TK_RETURN_IF_ERROR(frame.signature->bind(frame));
+  return check_overlap(frame);
 }
 
 // The first form of the best arch whose guards hold.

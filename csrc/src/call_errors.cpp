@@ -110,6 +110,17 @@ tk_status fail_no_data(const Frame& frame, int32_t tensor) {
   return TK_INVALID_ARGUMENT;
 }
 
+tk_status fail_overlap(const Frame& frame, int32_t tensor) {
+  Message message = start(frame, tensor_param(*frame.kernel, tensor).name);
+  message.add("must not overlap itself, as it is written; got strides (");
+  const tk_tensor& view = *frame.tensors[tensor];
+  for (int32_t axis = 0; axis < view.ndim; ++axis) {
+    message.add(axis == 0 ? "%lld" : ", %lld", static_cast<long long>(view.strides[axis]));
+  }
+  message.add(")");
+  return TK_INVALID_ARGUMENT;
+}
+
 tk_status fail_other_device(const Frame& frame, int32_t tensor, int32_t first) {
   Message message = start(frame, tensor_param(*frame.kernel, tensor).name);
   message.add("must be on ");

@@ -7,6 +7,7 @@ namespace tk {
 
 [[gnu::cold]] tk_status fail_param_dtype(const Frame& frame, const ParamDesc& param, int32_t tensor);
 [[gnu::cold]] tk_status fail_no_data(const Frame& frame, int32_t tensor);
+[[gnu::cold]] tk_status fail_overlap(const Frame& frame, int32_t tensor);
 [[gnu::cold]] tk_status fail_other_device(const Frame& frame, int32_t tensor, int32_t first);
 [[gnu::cold]] tk_status fail_other_dtype(const Frame& frame, int32_t tensor, int32_t first);
 [[gnu::cold]] tk_status fail_axis_value(const Frame& frame, const AxisDesc& axis, int32_t value);

@@ -5,14 +5,14 @@ kernel, then every plain axis, by position.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Protocol, cast
 
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ._library import define_operator
+from ._library import check_devices, check_metadata, define_operator
 from ._native import load_native
 from .errors import ArgumentError, ArgumentTypeError, DeviceError, NotBuiltError
 
@@ -38,7 +38,7 @@ def kernel(name: str, cpu: Callable[..., None]) -> Launch:
     symbol = name.replace(".", "_")
     native, native_check = getattr(extension, symbol), getattr(extension, f"check_{symbol}")
     operator = define_operator(entry, native, native_check, cpu)
-    _OPERATORS[name] = operator
+    _OPERATORS[name], _PARAMS[name] = operator, entry["params"]
 
     # `is_dynamo_compiling` is a constant while torch.compile traces. Here the two functions add 60 ns to a call; found
     # through torch's modules on each call, it alone would add 200.
@@ -67,6 +67,7 @@ def load_extension() -> ModuleType | None:
     extension.set_torch(torch.Tensor, torch.nn.Parameter, exchange)
     extension.set_errors(ArgumentError, ArgumentTypeError, NotBuiltError, DeviceError)
     extension.set_fallback(_fallback)
+    extension.set_check_fallback(_check_fallback)
     return extension
 
 
@@ -79,6 +80,7 @@ def preload_kernels(names: Sequence[str] | None, device: int | str | torch.devic
 
 
 _OPERATORS: dict[str, Callable[..., None]] = {}
+_PARAMS: dict[str, Sequence[Mapping[str, Any]]] = {}
 _EXACT_TYPES = (torch.Tensor, torch.nn.Parameter)
 _NOT_BUILT = "tilekernels._C was never built here; install a wheel, or build one with `make wheel`"
 
@@ -97,7 +99,15 @@ def _fallback(name: str, args: Sequence[Any]) -> None:
         getattr(load_extension(), f"check_{name.replace('.', '_')}")(*args)
         kinds = ", ".join(f"{str(each.dtype).removeprefix('torch.')} ({each.layout})" for each in tensors)
         raise ArgumentTypeError(f"{name}: tensors must be dense and of dtypes that DLPack knows, got {kinds}")
+    check_devices(name, _PARAMS[name], args)
     _OPERATORS[name](*args)
+
+
+def _check_fallback(name: str, args: Sequence[Any]) -> None:
+    """The check of tensors that the extension cannot read."""
+    params = _PARAMS[name]
+    check_metadata(name, params, args)
+    check_devices(name, params, args)
 
 
 def _make_unbuilt(name: str, cpu: Callable[..., None]) -> Launch:

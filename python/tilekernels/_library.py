@@ -67,13 +67,28 @@ def make_schema(kernel: Mapping[str, Any]) -> str:
     return f"({', '.join(arguments)}) -> ()"
 
 
+def check_devices(operator: str, params: Params, args: Sequence[Any]) -> None:
+    """Refuses tensors of two devices, a meta tensor among others included: one of them would decide what runs."""
+    first: torch.Tensor | None = None
+    first_name = ""
+    for param, value in zip(params, args, strict=False):
+        if not isinstance(value, torch.Tensor):
+            continue
+        if first is None:
+            first, first_name = value, param["name"]
+        elif value.device != first.device:
+            raise argument_error(operator, param["name"], f"be on {first.device} like {first_name}", value.device)
+
+
 def check_metadata(operator: str, params: Params, args: Sequence[Any]) -> None:
-    """The part of the argument check that needs no data and no concrete sizes, for fake and meta tensors."""
+    """The part of the argument check that needs no data and no concrete sizes, for fake and meta tensors.
+
+    A written tensor may be absent, as before it is allocated."""
     for param, value in zip(params, args, strict=False):
         if param["kind"] == "scalar":
             continue
         if value is None:
-            if not (param["nullable"] or param["optional"]):
+            if not (param["nullable"] or param["optional"] or param["written"]):
                 raise argument_type_error(operator, param["name"], "be a tensor", "None")
             continue
         _check_dtype(operator, param, value.dtype)

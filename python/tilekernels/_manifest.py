@@ -15,6 +15,8 @@ __all__ = ["caller_axes", "find_kernel", "find_variants", "load_manifest"]
 
 Manifest = Mapping[str, Any]
 
+_KEYS = ("schema", "version", "profile", "archs", "kernels", "variants")
+
 
 @functools.cache
 def load_manifest() -> Manifest:
@@ -25,7 +27,13 @@ def load_manifest() -> Manifest:
             "tilekernels: this copy holds no manifest.json, so it was never built; "
             "install a wheel, or build one with `make wheel`"
         )
-    manifest: Manifest = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        manifest: Manifest = json.loads(file.read_text(encoding="utf-8"))
+        missing = [key for key in _KEYS if key not in manifest]
+    except (ValueError, TypeError) as error:
+        raise NotBuiltError(f"tilekernels: manifest.json is damaged ({error}); install the wheel again") from error
+    if missing:
+        raise NotBuiltError(f"tilekernels: manifest.json lacks {', '.join(missing)}; install the wheel again")
     return manifest
 
 

@@ -1,6 +1,6 @@
 """Process-wide settings that operators read at call time: plain module state, shared by all threads.
 
-Setting one never recompiles anything: every value reaches its kernel as an argument. Only the functions on SMs touch a
+Setting one never compiles a kernel: every value reaches its kernel as an argument. Only the functions on SMs touch a
 GPU, and only when they are called.
 """
 
@@ -35,6 +35,9 @@ _DEFAULT_AMAX_CLAMP = {
     ("e2m1", True): 6 * 2.0**-9,
 }
 
+_MAX_VALUE = {"e4m3": 448.0, "e2m1": 6.0}
+_SMALLEST_NORMAL, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # of fp32
+
 _amax_clamp = dict(_DEFAULT_AMAX_CLAMP)
 _token_alignment = _DEFAULT_TOKEN_ALIGNMENT
 _num_sms: int | None = None  # None: all of the device
@@ -48,8 +51,13 @@ def set_amax_clamp_for_quant(fmt: str, use_e4m3_sf: bool, value: float) -> None:
     number has to stay a positive normal fp32 number: scales rounded to powers of two are read from its exponent.
     """
     _check_fmt("config.set_amax_clamp_for_quant", fmt)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise argument_type_error("config.set_amax_clamp_for_quant", "value", "be a number", type(value).__name__)
     if not value > 0:
         raise argument_error("config.set_amax_clamp_for_quant", "value", "be positive", value)
+    lowest = _SMALLEST_NORMAL * _MAX_VALUE[fmt]
+    if not lowest <= value <= _LARGEST:
+        raise argument_error("config.set_amax_clamp_for_quant", "value", f"be from {lowest} to {_LARGEST}", value)
     _amax_clamp[fmt, bool(use_e4m3_sf)] = float(value)
 
 
@@ -63,6 +71,9 @@ def get_amax_clamp_for_quant(fmt: str, use_e4m3_sf: bool) -> float:
 
 def set_token_alignment(token_alignment: int) -> None:
     """Sets the number of rows to which each expert's segment of an expanded buffer is rounded up."""
+    if isinstance(token_alignment, bool) or not isinstance(token_alignment, int):
+        kind = type(token_alignment).__name__
+        raise argument_type_error("config.set_token_alignment", "token_alignment", "be an int", kind)
     if token_alignment <= 0:
         raise argument_error("config.set_token_alignment", "token_alignment", "be positive", token_alignment)
     global _token_alignment

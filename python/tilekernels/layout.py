@@ -6,12 +6,14 @@ Pure integers and no torch, because kernel declarations import this file at buil
 import itertools
 from dataclasses import dataclass
 
-from .errors import ArgumentError, argument_error
+from .errors import ArgumentError, argument_error, argument_type_error
 
 __all__ = ["PACKED_PER_WORD", "TMA_ALIGNMENT", "SfLayout", "align", "ceildiv"]
 
 # A tensor map (TMA) wants every column of a column-major matrix to start on this many bytes.
 TMA_ALIGNMENT = 16
+
+_FLAGS = ("use_tma_aligned_col_major_sf", "round_sf", "use_packed_ue8m0", "use_e4m3_sf")
 
 # UE8M0 exponents, one byte each, in one int32 word.
 PACKED_PER_WORD = 4
@@ -49,7 +51,10 @@ class SfLayout:
         use_e4m3_sf: bool = False,
     ) -> "SfLayout":
         """The layout that an operator's flags ask for; raises ArgumentError for a combination that has no meaning."""
-        flags = (bool(use_tma_aligned_col_major_sf), bool(round_sf), bool(use_packed_ue8m0), bool(use_e4m3_sf))
+        flags = (use_tma_aligned_col_major_sf, round_sf, use_packed_ue8m0, use_e4m3_sf)
+        for name, flag in zip(_FLAGS, flags, strict=True):
+            if not isinstance(flag, bool):
+                raise argument_type_error(operator, name, "be a bool", type(flag).__name__)
         layout = _LAYOUTS.get(flags)
         if layout is None:
             raise _refusal(operator, round_sf, use_packed_ue8m0)

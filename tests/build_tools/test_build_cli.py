@@ -334,6 +334,8 @@ def test_a_stopped_build_leaves_no_process_and_no_finished_store(
         [*driver(tmp_path, "slow_trace.trace_files"), *command(tmp_path, root, "build", "--jobs", "2")],
         env={**environment(tmp_path), "SLOW_TRACE_FOLDER": str(tmp_path)},
         text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        # what runs in the background of a shell script inherits a SIGINT that is ignored
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     wait_until(lambda: len(list(tmp_path.glob("tracing-*"))) == 2)
     process.send_signal(stop)

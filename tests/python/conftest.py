@@ -58,6 +58,9 @@ class FakeExtension:
     def set_errors(self, *args: Any) -> None:
         self.set_calls["errors"] = args
 
+    def set_check_fallback(self, fallback: Callable[[str, tuple[Any, ...]], None]) -> None:
+        self.check_fallback = fallback
+
     def set_fallback(self, fallback: Callable[[str, tuple[Any, ...]], None]) -> None:
         self.fallback = fallback
 

@@ -222,10 +222,10 @@ ON_CUDA = {
 @pytest.fixture(scope="module")
 def on_cuda(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("driver")
-    source = ROOT / "tests" / "csrc" / "fake_driver.cpp"
+    sources = sorted((ROOT / "tests" / "csrc").glob("fake_*.cpp"))
     library, log = folder / "libcuda.so.1", folder / "log"
     subprocess.run(
-        ["g++", "-std=c++17", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", source, "-o", library], check=True
+        ["g++", "-std=c++17", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", *sources, "-o", library], check=True
     )
     environment = {"LD_LIBRARY_PATH": str(folder), "FAKE_CUDA_LOG": str(log), "FAKE_CUDA_DEVICES": "9.0,8.0"}
     result: dict[str, Any] = run_module("c_module_cuda_runner", ON_CUDA, environment)

@@ -144,7 +144,7 @@ def test_meta_tensors_are_checked_for_what_can_be_known(call: Any, x: torch.Tens
 
 
 def test_missing_tensor_is_refused_under_fake_mode(demo_scale: _dispatch.Launch) -> None:
-    params = [{"name": "x", "kind": "tensor", "nullable": False, "optional": False}]
+    params = [{"name": "x", "kind": "tensor", "nullable": False, "optional": False, "written": False}]
     with pytest.raises(ArgumentTypeError, match=r"^demo\.scale: x must be a tensor, got None$"):
         _library.check_metadata("demo.scale", params, [None])
 

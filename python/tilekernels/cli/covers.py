@@ -15,7 +15,7 @@ def covers_command(kernel: str, axes: tuple[str, ...], arch: str | None) -> None
     """Say whether KERNEL was compiled for these axis values (`tilekernels list` shows them).
 
     \b
-    tilekernels covers quant.per_token_cast fmt=e4m3 num_per_channels=128 --arch sm_90a
+    tilekernels covers quant.per_token_cast kind=bf16 fmt=e4m3 --arch sm_90a
     """
     wanted = dict(_split(text) for text in axes)
     manifest = load_manifest()

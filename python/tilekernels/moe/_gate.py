@@ -28,7 +28,7 @@ REPLICA_STEP = 23333
 
 def check_int(name: str, argument: str, value: Any) -> None:
     """Raises ArgumentTypeError unless value is an int."""
-    if not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, int):
         raise argument_type_error(name, argument, "be an int", type(value).__name__)
 
 

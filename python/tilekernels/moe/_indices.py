@@ -13,7 +13,7 @@ MAX_EXPERTS = 1024  # a block counts them in shared memory
 
 def check_int(operator: str, argument: str, value: Any, lowest: int, highest: int | None = None) -> None:
     """Raises unless `value` is an int from `lowest` to `highest`."""
-    if not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, int):
         raise argument_type_error(operator, argument, "be an int", type(value).__name__)
     if highest is None and value < lowest:
         raise argument_error(operator, argument, f"be at least {lowest}", value)

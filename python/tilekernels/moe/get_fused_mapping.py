@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .._dispatch import kernel
+from .._dispatch import is_dynamo_compiling, kernel
 from ..config import num_sms_for
 from ..errors import argument_error
 from ..layout import ceildiv
@@ -46,6 +46,7 @@ def get_fused_mapping(
     comes its padding: -1 in the pos_* tensors, as beyond the last segment; slots that go nowhere are -1 in
     token_topk_to_pos. pos_to_token_topk is token * num_topk + slot. num_tokens_per_expert counts padding too.
 
+    Under torch.compile, and for fake and meta tensors, one of the next two is needed.
     num_expanded_tokens > 0: the length of the pos_* tensors; the list is empty and the host does not wait. Rows that do
     not fit are left out of them, token_topk_to_pos still names their places. 0: the length is the sum of
     num_tokens_per_expert, which the host waits for; with force_no_sync it does not, and the pos_* tensors are empty.
@@ -59,6 +60,9 @@ def get_fused_mapping(
     if most > _MAX_INT32:
         raise argument_error(_NAME, "alignment", "keep all positions below 2147483648", alignment)
     wait = num_expanded_tokens == 0 and not force_no_sync
+    if wait and not _holds_values(topk_idx):
+        requirement = "be given, or force_no_sync set, where no values are: the length of the result depends on them"
+        raise argument_error(_NAME, "num_expanded_tokens", requirement, num_expanded_tokens)
     num_positions = most // alignment * alignment if wait else num_expanded_tokens
     most_blocks = max(
         1, ceildiv(num_tokens * num_topk, _ENTRIES_PER_BLOCK), ceildiv(num_positions, _POSITIONS_PER_BLOCK)
@@ -80,6 +84,11 @@ def get_fused_mapping(
         total = sum(counts)
         positions = tuple(each[:total] for each in positions)
     return *positions, token_topk_to_pos, *segments, counts  # type: ignore[return-value]
+
+
+def _holds_values(tensor: torch.Tensor) -> bool:
+    """False while torch.compile traces, and for fake and meta tensors."""
+    return not is_dynamo_compiling() and type(tensor) is torch.Tensor and not tensor.is_meta
 
 
 def get_fused_mapping_ref(

@@ -19,7 +19,7 @@ class ScoringFunc(IntEnum):
     def from_str(cls, label: str) -> ScoringFunc:
         """The function of that name, in any case of letters; ValueError for other names."""
         for member in cls:
-            if member.name.lower() == label.lower():
+            if member.name.lower() == str(label).lower():
                 return member
         names = ", ".join(str(member) for member in cls)
         raise ValueError(f"moe.ScoringFunc: label must be one of {names}, got {label!r}")

@@ -22,7 +22,7 @@ def topk_gate(scores: torch.Tensor, num_topk: int) -> torch.Tensor:
     """
     _topk_gate.check(scores, None)
     num_tokens, num_experts = scores.shape
-    if not isinstance(num_topk, int):
+    if isinstance(num_topk, bool) or not isinstance(num_topk, int):
         raise argument_type_error("moe.topk_gate", "num_topk", "be an int", type(num_topk).__name__)
     if not 1 <= num_topk <= MAX_TOPK:
         raise argument_error("moe.topk_gate", "num_topk", f"be between 1 and {MAX_TOPK}", num_topk)

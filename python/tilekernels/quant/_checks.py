@@ -44,10 +44,10 @@ def find_format(operator: str, fmt: str) -> Format:
 
 def find_group(operator: str, format: Format, num_per_channels: int) -> int:
     """The kernel's group: num_per_channels, or 0 for whole rows, whose length is still to be compared."""
-    if format is not E5M6 and num_per_channels in _GROUPS:
-        return int(num_per_channels)
-    if not isinstance(num_per_channels, int):
+    if isinstance(num_per_channels, bool) or not isinstance(num_per_channels, int):
         raise argument_type_error(operator, "num_per_channels", "be an int", type(num_per_channels).__name__)
+    if format is not E5M6 and num_per_channels in _GROUPS:
+        return num_per_channels
     if operator != CAST:
         raise argument_error(operator, "num_per_channels", _one_of_the_groups(), num_per_channels)
     return 0

@@ -48,6 +48,8 @@ def find_settings(options: Options) -> CastSettings:
     """The settings of a call; raises ArgumentError for options that have no meaning."""
     if is_dynamo_compiling():  # numbers may be symbols, which are no keys
         return _make_settings(*options)
+    if type(options[2]) is not int:  # 128.0 is the same key as 128
+        return _make_settings(*options)
     try:
         return _kept[options]
     except (KeyError, TypeError):  # TypeError: an option that cannot be a key, so it is wrong
