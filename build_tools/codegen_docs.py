@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .codegen_model import Axis, Kernel, Param
@@ -110,8 +110,10 @@ def _python_axis_type(axis: Axis) -> str:
 # ---- operator table ------------------------------------------------------------------------------------------------
 
 
-def describe_archs(kernel: Kernel, validated_on: Mapping[str, str]) -> str:
+def describe_archs(kernel: Kernel, validated_on: Mapping[str, str], not_run: Mapping[str, Sequence[str]]) -> str:
     return ", ".join(
-        f"{arch} (run on {validated_on[arch]})" if arch in validated_on else f"{arch} (compiled, not run)"
+        f"{arch} (run on {validated_on[arch]})"
+        if arch in validated_on and kernel.name not in not_run.get(arch, ())
+        else f"{arch} (compiled, not run)"
         for arch in kernel.archs
     )

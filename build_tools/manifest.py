@@ -7,6 +7,7 @@ fields.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ SCHEMA = 1
 VERSION_FILE = Path(__file__).resolve().parent.parent / "python" / "tilekernels" / "_version.py"
 # Architectures whose kernels have run on hardware, and on which; the others print "compiled, not run"
 VALIDATED_ON = {"sm_90a": "H200"}
+# What `pytest -m gpu --record` wrote there. A kernel without a passed test file of its name has not run
+RUNS = {"sm_90a": VERSION_FILE.parents[2] / "benchmarks" / "results" / "h200" / "tests.jsonl"}
 _SOURCE_SUFFIXES = (".py", ".cuh", ".h", ".hpp")
 
 
@@ -62,7 +65,19 @@ def make_manifest(
         "units": units,
         "variants": [_variant(traced, compiled[traced.place].unit.id, usage) for _, traced in ordered],
         "validated_on": {arch: VALIDATED_ON[arch] for arch in archs if arch in VALIDATED_ON},
+        "not_run": {
+            arch: find_not_run([kernels[name] for name in sorted(by_kernel)], RUNS[arch])
+            for arch in archs
+            if arch in RUNS
+        },
     }
+
+
+def find_not_run(kernels: Iterable[Kernel], record: Path) -> list[str]:
+    """Names of the kernels whose test file did not pass in any recorded run."""
+    lines = [json.loads(line) for line in record.read_text().splitlines()] if record.is_file() else []
+    passed = {line["file"] for line in lines if line["passed"] and not line["failed"] and not line["error"]}
+    return [each.name for each in kernels if f"tests/{each.family}/test_{each.file.stem}.py" not in passed]
 
 
 def read_version(file: Path = VERSION_FILE) -> str:

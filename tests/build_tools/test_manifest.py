@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 
 from build_tools.compile import Compiled, UnitResult
 from build_tools.errors import BuildError
-from build_tools.manifest import hash_sources, make_manifest, read_version, union_of_params
+from build_tools.kernel_files import load_kernels
+from build_tools.manifest import RUNS, find_not_run, hash_sources, make_manifest, read_version, union_of_params
 from build_tools.plan import Variant
 from build_tools.store import to_json
 from build_tools.toolchain import Toolchain
@@ -145,6 +147,20 @@ def test_variants_stand_in_grid_order_and_the_input_order_does_not_matter() -> N
 
 def test_an_arch_that_never_ran_is_not_called_validated() -> None:
     assert manifest_of([traced(arch="sm_80")])["validated_on"] == {}
+
+
+def test_a_kernel_without_a_recorded_run_is_not_called_run(tmp_path: Path) -> None:
+    assert manifest_of([traced()])["not_run"] == {"sm_90a": ["demo.scale"]}
+    record = tmp_path / "tests.jsonl"
+    line = {"file": f"tests/{KERNEL.family}/test_{KERNEL.file.stem}.py", "passed": 3, "failed": 0, "error": 0}
+    for change, expected in (({}, []), ({"failed": 1}, ["demo.scale"]), ({"passed": 0}, ["demo.scale"])):
+        record.write_text(json.dumps(line | change) + "\n")
+        assert find_not_run([KERNEL], record) == expected
+
+
+def test_the_record_in_the_tree_knows_the_first_kernels() -> None:
+    not_run = find_not_run(load_kernels().values(), RUNS["sm_90a"])
+    assert not {"transpose.transpose", "moe.topk_gate", "quant.per_token_cast"} & set(not_run)
 
 
 # ---- the union of parameters ----------------------------------------------------------------------------------------

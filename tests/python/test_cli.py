@@ -105,8 +105,8 @@ def test_list_ends_with_what_it_was_built_with() -> None:
 def test_list_as_json() -> None:
     listing = json.loads(run("list", "--json").output)
     assert listing["archs"] == [
-        {"name": "sm_80", "validated_on": None},
-        {"name": "sm_90a", "validated_on": "H200"},
+        {"name": "sm_80", "validated_on": None, "not_run": []},
+        {"name": "sm_90a", "validated_on": "H200", "not_run": []},
     ]
     assert listing["kernels"][0] == {
         "name": "demo.cast",

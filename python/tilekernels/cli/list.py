@@ -28,12 +28,15 @@ def summarize(manifest: Manifest) -> dict[str, Any]:
     """What `list --json` prints: archs with the GPU they ran on (null: compiled, not run), and kernels with their
     parameters, axes and number of variants per arch."""
     counts = collections.Counter((variant["kernel"], variant["arch"]) for variant in manifest["variants"])
-    validated_on = manifest["validated_on"]
+    validated_on, not_run = manifest["validated_on"], manifest.get("not_run", {})
     return {
         "version": manifest["version"],
         "profile": manifest["profile"],
         "build": {name: manifest["build"].get(name) for name in ("tilelang", "nvcc")},
-        "archs": [{"name": arch, "validated_on": validated_on.get(arch)} for arch in manifest["archs"]],
+        "archs": [
+            {"name": arch, "validated_on": validated_on.get(arch), "not_run": not_run.get(arch, [])}
+            for arch in manifest["archs"]
+        ],
         "kernels": [
             {
                 "name": kernel["name"],
@@ -59,6 +62,8 @@ def _print_table(summary: Mapping[str, Any]) -> None:
     console.print(table)
     for arch in summary["archs"]:
         state = f"ran on {arch['validated_on']}" if arch["validated_on"] else "compiled, not run"
+        if arch["validated_on"] and arch["not_run"]:
+            state += f"; compiled, not run: {', '.join(arch['not_run'])}"
         console.print(f"{arch['name']}: {state}")
     build = summary["build"]
     num_variants = sum(sum(kernel["variants"].values()) for kernel in summary["kernels"])
