@@ -5,8 +5,10 @@ Apart from the dispatch because the command needs it where torch is missing.
 
 import functools
 import importlib
+import importlib.metadata
 import importlib.resources
 import re
+from pathlib import Path
 from types import ModuleType
 
 from ._version import __version__
@@ -33,6 +35,21 @@ _DIAGNOSES = [
     (r"cannot open shared object", "a system library that the extension needs is missing"),
 ]
 _UNKNOWN = "the dynamic linker refused it; reinstall the wheel, and report this text if that does not help"
+
+
+def find_damaged() -> list[str]:
+    """Compiled files whose size is not the recorded one. Loading a truncated file can end the process with SIGBUS, so
+    the command looks before it loads."""
+    try:
+        files = importlib.metadata.files(__package__) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    compiled = [file for file in files if ".so" in file.suffixes and file.size is not None]
+    return [str(file) for file in compiled if _size_of(Path(str(file.locate()))) != file.size]
+
+
+def _size_of(file: Path) -> int:
+    return file.stat().st_size if file.is_file() else -1
 
 
 @functools.cache

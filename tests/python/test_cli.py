@@ -1,5 +1,6 @@
 """The command `tilekernels`, on a manifest of its own and on machines that are made up."""
 
+import importlib.metadata
 import json
 import subprocess
 import sys
@@ -239,6 +240,24 @@ def test_doctor_shows_the_diagnosis_of_a_broken_extension(monkeypatch: pytest.Mo
     result = run("doctor")
     assert result.exit_code == 1
     assert "extension: does not load\ntilekernels._C does not load: two builds are mixed" in result.output
+
+
+def test_doctor_finds_a_truncated_library_before_it_loads_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def load() -> None:
+        raise AssertionError("was loaded")
+
+    library = tmp_path / "tilekernels" / "lib" / "libtilekernels.so.0"
+    library.parent.mkdir(parents=True)
+    library.write_bytes(b"x" * 100)
+    entry = importlib.metadata.PackagePath("tilekernels/lib/libtilekernels.so.0")
+    entry.dist, entry.size = SimpleNamespace(locate_file=lambda path: tmp_path / path), 1000
+    monkeypatch.setattr(importlib.metadata, "files", lambda name: [entry])
+    monkeypatch.setattr(doctor_module, "load_native", load)
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert "extension: damaged, install the wheel again: tilekernels/lib/libtilekernels.so.0" in " ".join(
+        result.output.split()
+    )
 
 
 def test_doctor_in_a_tree_that_was_never_built(monkeypatch: pytest.MonkeyPatch) -> None:

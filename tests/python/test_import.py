@@ -16,9 +16,6 @@ from tilekernels import _native
 
 FAMILIES = ("moe", "quant", "transpose")
 
-# CPU seconds of this package's own import, torch's left out; the promise that users are given.
-IMPORT_BUDGET_S = 0.050
-
 
 def run_python(code: str, path: Path | None = None) -> str:
     """Output of `code` in a new interpreter that finds the package where this one does, or in folder `path`."""
@@ -59,14 +56,19 @@ def test_loading_a_family_touches_no_gpu_and_no_setting_of_the_driver() -> None:
     assert run_python(code).split() == ["False", "True"]
 
 
-def test_import_is_fast_beyond_torch() -> None:
+def test_families_load_no_package_beyond_torch() -> None:
+    """What keeps the import short; how long it takes is measured by benchmarks/host_overhead.py."""
     touched = "; ".join(f"tilekernels.{family}" for family in FAMILIES)
     code = (
-        "import time, torch\nstart = time.process_time()\n"
-        f"import tilekernels; {touched}\nprint(time.process_time() - start)"
+        "import json, sys, torch\nbefore = set(sys.modules)\n"
+        f"import tilekernels; {touched}\nprint(json.dumps(sorted(set(sys.modules) - before)))"
     )
-    best = min(float(run_python(code)) for _ in range(3))  # the least disturbed of three
-    assert best <= IMPORT_BUDGET_S
+    new = json.loads(run_python(code))
+    ours = [name for name in new if name.split(".")[0] == "tilekernels"]
+    assert len(ours) > 10
+    others = {name.split(".")[0] for name in new} - {"tilekernels"} - sys.stdlib_module_names
+    assert others <= {"torch"}
+    assert not {name for name in new if name.startswith(("torch._dynamo", "torch._inductor"))}
 
 
 def test_families_are_attributes() -> None:

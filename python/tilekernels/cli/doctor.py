@@ -14,7 +14,7 @@ from rich.console import Console
 
 from .. import __version__
 from .._manifest import Manifest, load_manifest
-from .._native import load_native
+from .._native import find_damaged, load_native
 from ..errors import NotBuiltError
 from ._tables import make_console, make_table
 from ._version import find_version
@@ -39,6 +39,10 @@ def doctor_command() -> None:
     """Say whether this install serves the GPUs of this machine, and what to do if it does not."""
     console = make_console()
     good = _report_install(console)
+    damaged = find_damaged()
+    if damaged:
+        console.print(f"extension: damaged, install the wheel again: {', '.join(damaged)}")
+        raise click.exceptions.Exit(1)
     try:
         extension = load_native()
     except ImportError as error:
