@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .errors import ArgumentError, DeviceError, argument_error, argument_type_error
+from .errors import ArgumentError, DeviceError, argument_error, argument_type_error, check_int
 
 if TYPE_CHECKING:
     import torch
@@ -71,9 +71,7 @@ def get_amax_clamp_for_quant(fmt: str, use_e4m3_sf: bool) -> float:
 
 def set_token_alignment(token_alignment: int) -> None:
     """Sets the number of rows to which each expert's segment of an expanded buffer is rounded up."""
-    if isinstance(token_alignment, bool) or not isinstance(token_alignment, int):
-        kind = type(token_alignment).__name__
-        raise argument_type_error("config.set_token_alignment", "token_alignment", "be an int", kind)
+    check_int("config.set_token_alignment", "token_alignment", token_alignment)
     if token_alignment <= 0:
         raise argument_error("config.set_token_alignment", "token_alignment", "be positive", token_alignment)
     global _token_alignment
@@ -91,8 +89,7 @@ def set_num_sms(num_sms: int) -> None:
     Read by `moe.get_fused_mapping`, `moe.group_count` and `moe.aux_fi`; their results do not depend on it. Other
     operators leave it to the GPU how many SMs they get.
     """
-    if not isinstance(num_sms, int):
-        raise argument_type_error("config.set_num_sms", "num_sms", "be an int", type(num_sms).__name__)
+    check_int("config.set_num_sms", "num_sms", num_sms)
     if num_sms < 1:
         raise argument_error("config.set_num_sms", "num_sms", "be positive", num_sms)
     if _has_gpu() and num_sms > get_device_num_sms():

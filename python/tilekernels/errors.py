@@ -11,6 +11,7 @@ __all__ = [
     "NotBuiltError",
     "argument_error",
     "argument_type_error",
+    "check_int",
 ]
 
 
@@ -38,3 +39,17 @@ def argument_error(operator: str, argument: str, requirement: str, actual: objec
 def argument_type_error(operator: str, argument: str, requirement: str, actual: object) -> ArgumentTypeError:
     """Words a refused type or dtype. `requirement` completes the sentence after "must": "be a tensor"."""
     return ArgumentTypeError(f"{operator}: {argument} must {requirement}, got {actual}")
+
+
+def check_int(
+    operator: str, argument: str, value: object, lowest: int | None = None, highest: int | None = None
+) -> None:
+    """Raises unless `value` is an int, no bool, and within the limits that are given; `highest` needs `lowest`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise argument_type_error(operator, argument, "be an int", type(value).__name__)
+    if lowest is None:
+        return
+    if highest is None and value < lowest:
+        raise argument_error(operator, argument, f"be at least {lowest}", value)
+    if highest is not None and not lowest <= value <= highest:
+        raise argument_error(operator, argument, f"be between {lowest} and {highest}", value)

@@ -34,6 +34,9 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "bool as a count": (
         lambda: moe.topk_gate(torch.randn(4, 16), True),
         ArgumentTypeError, "moe.topk_gate: num_topk must be an int, got bool"),
+    "bool as a number of SMs": (
+        lambda: config.set_num_sms(True),
+        ArgumentTypeError, "config.set_num_sms: num_sms must be an int, got bool"),
     "float as a count": (
         lambda: quant.per_token_cast(torch.randn(4, 128), "e4m3", 128.0),  # type: ignore[arg-type]
         ArgumentTypeError, "quant.per_token_cast: num_per_channels must be an int, got float"),

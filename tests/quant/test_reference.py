@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from tilekernels import config
+from tilekernels._outputs import empty_sf
 from tilekernels.errors import ArgumentError
 from tilekernels.layout import SfLayout, align, ceildiv
 from tilekernels.quant._formats import decode, unpack_from_e2m1fn_x2
 from tilekernels.quant._reference import cast_back_from_e5m6_ref, cast_back_ref, cast_ref, cast_to_e5m6_ref
-from tilekernels.quant._sf import SF_DTYPES, empty_sf, load_sf, make_sf, pack_ue8m0, store_sf, unpack_ue8m0
+from tilekernels.quant._sf import SF_DTYPES, load_sf, make_sf, pack_ue8m0, store_sf, unpack_ue8m0
 from tilekernels.testing import assert_equal, check_bias
 from tilekernels.testing.generator import generate_rand_float
 

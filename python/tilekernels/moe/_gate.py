@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..errors import argument_error, argument_type_error
+from ..errors import argument_error
 from .topk_gate import topk_gate_ref
 
 WARP = 32
@@ -24,19 +24,6 @@ REPLICA_STEP = 23333
 
 
 # ---- arguments -------------------------------------------------------------------------------------------------------
-
-
-def check_int(name: str, argument: str, value: Any) -> None:
-    """Raises ArgumentTypeError unless value is an int."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise argument_type_error(name, argument, "be an int", type(value).__name__)
-
-
-def check_range(name: str, argument: str, value: Any, lowest: int, highest: int) -> None:
-    """Raises an argument error unless value is an int between the limits."""
-    check_int(name, argument, value)
-    if not lowest <= value <= highest:
-        raise argument_error(name, argument, f"be between {lowest} and {highest}", value)
 
 
 def check_logits(name: str, argument: str, num_experts: int) -> None:

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from ..errors import argument_error, argument_type_error
+from ..errors import argument_error
 
 MAX_EXPERTS = 1024  # a block counts them in shared memory
-
-
-def check_int(operator: str, argument: str, value: Any, lowest: int, highest: int | None = None) -> None:
-    """Raises unless `value` is an int from `lowest` to `highest`."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise argument_type_error(operator, argument, "be an int", type(value).__name__)
-    if highest is None and value < lowest:
-        raise argument_error(operator, argument, f"be at least {lowest}", value)
-    if highest is not None and not lowest <= value <= highest:
-        raise argument_error(operator, argument, f"be between {lowest} and {highest}", value)
 
 
 def check_below(operator: str, argument: str, indices: torch.Tensor, limit: int) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
+from ..errors import check_int
 from ..testing.cases import BenchCase
 from ._cases import TOP6_OF_RANK, TOP8_OF_RANK, Routing
-from ._indices import MAX_EXPERTS, check_below, check_int
+from ._indices import MAX_EXPERTS, check_below
 from .group_count import group_count_ref, num_blocks_for
 
 _NAME = "moe.aux_fi"

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
+from .._outputs import empty_sf
 from ..errors import argument_error, argument_type_error
-from ..layout import align, ceildiv
+from ..layout import TMA_ALIGNMENT, ceildiv
 from ..testing.cases import BenchCase
 from ._cases import TOP6_OF_RANK, TOP8_OF_RANK, Routing
 from ._indices import check_below
@@ -18,7 +19,6 @@ _NAME = "moe.expand_to_fused"
 _NAME_WITH_SF = "moe.expand_to_fused_with_sf"
 
 _GROUPS = (32, 128)  # channels that share a scale
-_ROWS_PER_PITCH = 4  # a column of 4-byte scales starts on 16 bytes
 
 
 def expand_to_fused(x: torch.Tensor, token_topk_to_pos: torch.Tensor, pos_to_expert: torch.Tensor) -> torch.Tensor:
@@ -106,13 +106,8 @@ def _split_pair(x: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _empty_sf(num_rows: int, sf: torch.Tensor, col_major: bool) -> torch.Tensor:
     """Uninitialised scales for the buffer, as many columns and of the same dtype as `sf`."""
-    num_columns = sf.shape[1]
-    if not col_major:
-        return torch.empty((num_rows, num_columns), dtype=sf.dtype, device=sf.device)
-    pitch = align(num_rows, _ROWS_PER_PITCH)
-    # The padding rows belong to the storage
-    padded = torch.empty_strided((pitch, num_columns), (1, pitch), dtype=sf.dtype, device=sf.device)
-    return padded if pitch == num_rows else padded[:num_rows]
+    alignment = TMA_ALIGNMENT // sf.element_size() if col_major else 0
+    return empty_sf(num_rows, sf.shape[1], sf.dtype, alignment, sf.device)
 
 
 def _expand_to_fused_cpu(

@@ -8,11 +8,11 @@ import torch
 
 from .._dispatch import is_dynamo_compiling, kernel
 from ..config import num_sms_for
-from ..errors import argument_error
+from ..errors import argument_error, check_int
 from ..layout import ceildiv
 from ..testing.cases import BenchCase
 from ._cases import TOP6_OF_RANK, TOP8_OF_RANK, Routing
-from ._indices import MAX_EXPERTS, check_below, check_int
+from ._indices import MAX_EXPERTS, check_below
 
 _NAME = "moe.get_fused_mapping"
 _MAX_INT32 = 2**31 - 1

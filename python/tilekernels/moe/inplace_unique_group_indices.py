@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from ..errors import argument_type_error
+from ..errors import argument_type_error, check_int
 from ..testing.cases import BenchCase
 from ._cases import Routing
-from ._indices import check_below, check_int
+from ._indices import check_below
 
 _NAME = "moe.inplace_unique_group_indices"
 MAX_GROUPS = 128

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from ..errors import argument_error
+from ..errors import argument_error, check_int
 from ..testing.cases import BenchCase
 from ._cases import Routing
-from ._indices import check_int
 
 _NAME = "moe.mask_indices_by_tp"
 _MAX_INT32 = 2**31 - 1

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from ..errors import argument_error, argument_type_error
+from ..errors import argument_error, argument_type_error, check_int
 from ..testing.cases import BenchCase
 from ._gate import (
     EPSILON,
@@ -19,9 +19,7 @@ from ._gate import (
     check_both_or_neither,
     check_count_values,
     check_fixed_values,
-    check_int,
     check_logits,
-    check_range,
     check_routing,
     check_topk,
     flatten_mask,
@@ -82,7 +80,7 @@ def moe_topk_gate_forward(
     """
     mask = flatten_mask(mask)
     _check_scoring(_NAME, scoring_func)
-    check_range(_NAME, "num_topk", num_topk, 1, MAX_TOPK)
+    check_int(_NAME, "num_topk", num_topk, 1, MAX_TOPK)
     topk_idx, topk_weights = _split_out(out)
     routing = (fix_routing_mask, to_physical_map, logical_count, unmapped_topk_idx)
     tensors = (logits, mask, bias, image_bias, image_token_mask, *routing, flatten_mask(force_random))
@@ -259,7 +257,7 @@ def _check_out(topk_idx: torch.Tensor, topk_weights: torch.Tensor, shape: tuple[
 
 
 def _check_sequences(num_seqs: int, num_tokens: int) -> None:
-    check_range(_BACKWARD_NAME, "the number of rows of grad_scores_sum", num_seqs, 1, num_tokens or num_seqs)
+    check_int(_BACKWARD_NAME, "the number of rows of grad_scores_sum", num_seqs, 1, num_tokens or num_seqs)
     if num_tokens % num_seqs != 0:
         raise argument_error(_BACKWARD_NAME, "grad_scores_sum", f"have rows that divide {num_tokens} tokens", num_seqs)
 

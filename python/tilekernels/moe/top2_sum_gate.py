@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from ..errors import argument_error, argument_type_error
+from ..errors import argument_error, argument_type_error, check_int
 from ..testing.cases import BenchCase
 from ._gate import (
     MAX_EXPERTS,
@@ -17,9 +17,7 @@ from ._gate import (
     append_shared,
     check_count_values,
     check_fixed_values,
-    check_int,
     check_logits,
-    check_range,
     check_routing,
     check_topk,
     flatten_mask,
@@ -79,7 +77,7 @@ def top2_sum_gate(
     """
     mask = flatten_mask(mask)
     scoring = _find_scoring(scoring_func)
-    check_range(_NAME, "num_topk", num_topk, 1, MAX_TOPK)
+    check_int(_NAME, "num_topk", num_topk, 1, MAX_TOPK)
     _check_groups(num_groups, num_topk_groups)
     check_int(_NAME, "num_ep_ranks", num_ep_ranks)
     routing = (mask, fix_routing_mask, to_physical_map, logical_count, unmapped_topk_idx)
@@ -178,7 +176,7 @@ def _check_shared(use_shared_as_routed: bool, num_shared_experts: int, num_topk:
 
 
 def _check_groups(num_groups: int, num_topk_groups: int) -> None:
-    check_range(_NAME, "num_groups", num_groups, 0, MAX_EXPERTS)
+    check_int(_NAME, "num_groups", num_groups, 0, MAX_EXPERTS)
     check_int(_NAME, "num_topk_groups", num_topk_groups)
     lowest = 0 if num_groups == 0 else 1
     if not lowest <= num_topk_groups <= num_groups:

@@ -8,7 +8,7 @@ import torch
 
 from .._dispatch import kernel
 from .._outputs import empty_matrix
-from ..errors import argument_error, argument_type_error
+from ..errors import argument_error, check_int
 from ..testing.cases import BenchCase
 
 MAX_TOPK = 32  # a warp holds one selected expert per lane
@@ -22,10 +22,7 @@ def topk_gate(scores: torch.Tensor, num_topk: int) -> torch.Tensor:
     """
     _topk_gate.check(scores, None)
     num_tokens, num_experts = scores.shape
-    if isinstance(num_topk, bool) or not isinstance(num_topk, int):
-        raise argument_type_error("moe.topk_gate", "num_topk", "be an int", type(num_topk).__name__)
-    if not 1 <= num_topk <= MAX_TOPK:
-        raise argument_error("moe.topk_gate", "num_topk", f"be between 1 and {MAX_TOPK}", num_topk)
+    check_int("moe.topk_gate", "num_topk", num_topk, 1, MAX_TOPK)
     if num_topk > num_experts:
         raise argument_error("moe.topk_gate", "num_topk", f"be at most the number of experts {num_experts}", num_topk)
     topk_idx = empty_matrix(num_tokens, num_topk, torch.int64, scores.device)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import ArgumentError, ArgumentTypeError, argument_error, argument_type_error
+from ..errors import ArgumentError, ArgumentTypeError, argument_error, argument_type_error, check_int
 from ..layout import SfLayout, ceildiv
 from ._formats import E2M1, E4M3, E5M6, Format, name_of_dtype
 from ._sf import SF_DTYPES
@@ -44,8 +44,7 @@ def find_format(operator: str, fmt: str) -> Format:
 
 def find_group(operator: str, format: Format, num_per_channels: int) -> int:
     """The kernel's group: num_per_channels, or 0 for whole rows, whose length is still to be compared."""
-    if isinstance(num_per_channels, bool) or not isinstance(num_per_channels, int):
-        raise argument_type_error(operator, "num_per_channels", "be an int", type(num_per_channels).__name__)
+    check_int(operator, "num_per_channels", num_per_channels)
     if format is not E5M6 and num_per_channels in _GROUPS:
         return num_per_channels
     if operator != CAST:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 
 from .. import config
-from .._outputs import empty_matrix
 from ..layout import PACKED_PER_WORD, SfLayout, align, ceildiv
 from ._formats import encode_e4m3
 
@@ -24,19 +23,6 @@ E5M6_AMAX_CLAMP = 1e-4
 def amax_clamp_min(fmt: str, use_e4m3_sf: bool = False) -> float:
     """The lower bound of a block's absolute maximum before its scale is formed."""
     return E5M6_AMAX_CLAMP if fmt == "e5m6" else amax_clamps[fmt, use_e4m3_sf]
-
-
-def empty_sf(num_rows: int, num_columns: int, dtype: torch.dtype, alignment: int, device: torch.device) -> torch.Tensor:
-    """An uninitialised scale tensor of that many stored rows and columns.
-
-    alignment: 0 for row-major; else the tensor is column-major and owns padding rows outside the view, up to a multiple
-    of `alignment`.
-    """
-    if not alignment:
-        return empty_matrix(num_rows, num_columns, dtype, device)
-    pitch = align(num_rows, alignment)
-    padded = torch.empty_strided((pitch, num_columns), (1, pitch), dtype=dtype, device=device)
-    return padded if pitch == num_rows else padded[:num_rows]
 
 
 def make_sf(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from .._outputs import empty_matrix
+from .._outputs import empty_matrix, empty_sf
 from ..errors import ArgumentError, ArgumentTypeError
 from ..layout import SfLayout, ceildiv
 from ..testing.cases import BenchCase
@@ -16,7 +16,7 @@ from ._checks import CAST, PRECOMPUTED, SF_ONLY
 from ._formats import FORMATS
 from ._reference import QuantTensor, cast_ref
 from ._settings import CastSettings, find_settings
-from ._sf import amax_clamps, empty_sf
+from ._sf import amax_clamps
 
 
 def per_token_cast(
