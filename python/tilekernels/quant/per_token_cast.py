@@ -14,7 +14,7 @@ from . import _checks as checks
 from ._checks import CAST, PRECOMPUTED, SF_ONLY
 from ._formats import FORMATS
 from ._reference import QuantTensor, cast_ref
-from ._settings import CastSettings, find_settings
+from ._settings import find_settings
 from ._sf import amax_clamps
 
 
@@ -49,7 +49,7 @@ def per_token_cast(
         use_tma_aligned_col_major_sf, round_sf, use_packed_ue8m0, use_e4m3_sf, stochastic_cast,
     ))
     # fmt: on
-    data, sf = (None, None) if out is None else _given_outputs(out, settings)
+    data, sf = (None, None) if out is None else checks.given_outputs(out, settings)
     if isinstance(x, tuple):
         x, x_sf, num_tokens, hidden = checks.sizes_of_pair(x, x_block_size, settings)
         x_block_rows, x_block_cols = x_block_size  # type: ignore[misc]  # sizes_of_pair has refused None
@@ -204,18 +204,6 @@ def per_token_cast_with_precomputed_sf_ref(
     result = cast_ref(x, fmt, (1, num_per_channels), sf=sf)
     assert isinstance(result, torch.Tensor)
     return result
-
-
-def _given_outputs(out: Any, settings: CastSettings) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Data and scales that a caller gave, of the right dtypes; either may be None."""
-    if not isinstance(out, (tuple, list)) or len(out) != 2:
-        raise checks.refused_out(CAST, out)
-    data, sf = out
-    if data is not None and getattr(data, "dtype", None) is not settings.out_dtype:
-        checks.check_out(data, settings)
-    if sf is not None and (settings.sf_alignment or getattr(sf, "dtype", None) is not settings.sf_dtype):
-        checks.check_out_sf(sf, settings)
-    return data, sf
 
 
 def _per_token_cast_cpu(
