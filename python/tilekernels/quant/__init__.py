@@ -2,6 +2,9 @@
 
 from ._formats import unpack_from_e2m1fn_x2 as unpack_from_e2m1fn_x2
 from ._reference import QuantTensor as QuantTensor
+from .per_channel_cast import per_channel_cast as per_channel_cast
+from .per_channel_cast import per_channel_cast_fused as per_channel_cast_fused
+from .per_channel_cast_and_transpose import per_channel_cast_and_transpose as per_channel_cast_and_transpose
 from .per_token_cast import per_token_cast as per_token_cast
 from .per_token_cast import per_token_cast_with_precomputed_sf as per_token_cast_with_precomputed_sf
 from .per_token_cast import per_token_cast_with_sf_only as per_token_cast_with_sf_only
