@@ -31,15 +31,15 @@ PASS_CONFIGS = {
 class Shape:
     """The sizes of a variant: a thread's channels, the access width in elements of x, a block's threads."""
 
-    def __init__(self, kind: str, form: str) -> None:
+    def __init__(self, kind: str, form: str, columns: int | None = None, min_blocks: int | None = None) -> None:
         self.kind = kind
-        self.columns, self.min_blocks = _PLAN[kind]
+        self.columns, self.min_blocks = columns or _PLAN[kind][0], min_blocks or _PLAN[kind][1]
         self.across = TILE // self.columns
         self.threads = self.across * TILE // ROWS
         self.warps = self.threads // 32
         self.is_general = form == "general"
         if self.is_general:
-            self.min_blocks = 2
+            self.min_blocks = 1
         self.vector = 1 if self.is_general else self.columns
         # Floats in shared memory: maxima and inverses, then the e4m3 tile of a transposition. One buffer: two would get
         # the same place from TileLang.

@@ -138,26 +138,37 @@ __device__ __forceinline__ void load_inverses(const void* shared, int num_per_to
 
 // ---- conversion to e4m3 ---------------------------------------------------------------------------------------------
 
-// One token: target = convert((source * factor) * inverse), two roundings; plain sources have no factor, which is 1.
+template <int kColumns>
+__device__ __forceinline__ void load_channels(Bf16, const uint32_t* words, float, float* values) {
+#pragma unroll
+  for (int j = 0; j < kColumns / 2; ++j) {
+    values[2 * j] = float_of(words[j] << 16);
+    values[2 * j + 1] = float_of(words[j] & 0xffff0000u);
+  }
+}
+
+template <int kColumns>
+__device__ __forceinline__ void load_channels(Fp32, const uint32_t* words, float, float* values) {
+#pragma unroll
+  for (int j = 0; j < kColumns; ++j) values[j] = float_of(words[j]);
+}
+
+template <int kColumns>
+__device__ __forceinline__ void load_channels(E4m3, const uint32_t* words, float factor, float* values) {
+#pragma unroll
+  for (int block = 0; block < kColumns / 8; ++block) load_x8(E4m3{}, words, block, factor, values + 8 * block);
+}
+
+// One token: target = convert((source * factor) * inverse), two roundings; plain sources have no factor.
 template <typename Source, int kColumns>
 __device__ __forceinline__ void convert_channels(const void* source, float factor, const float* inverses,
                                                  void* target) {
-  const uint32_t* words = static_cast<const uint32_t*>(source);
-  if constexpr (kColumns == 4) {  // fp32
-    float values[4];
+  float values[kColumns];
+  load_channels<kColumns>(Source{}, static_cast<const uint32_t*>(source), factor, values);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) values[j] = float_of(words[j]) * inverses[j];
-    *static_cast<uint32_t*>(target) = encode_e4m3x4(values);
-  } else {
+  for (int j = 0; j < kColumns; ++j) values[j] *= inverses[j];
 #pragma unroll
-    for (int block = 0; block < kColumns / 8; ++block) {
-      float values[8];
-      load_x8(Source{}, words, block, factor, values);
-#pragma unroll
-      for (int j = 0; j < 8; ++j) values[j] *= inverses[8 * block + j];
-      store_x8(E4m3{}, values, block, static_cast<uint32_t*>(target));
-    }
-  }
+  for (int i = 0; i < kColumns / 4; ++i) static_cast<uint32_t*>(target)[i] = encode_e4m3x4(values + 4 * i);
 }
 
 // ---- transposition --------------------------------------------------------------------------------------------------

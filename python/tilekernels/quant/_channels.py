@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -61,13 +62,15 @@ def input_of(
     return data, x_sf, num_tokens, hidden, num_per_channels
 
 
-def sizes_of(operator: str, x: Any, dtypes: tuple[torch.dtype, ...], verb: str = "be") -> tuple[int, int]:
+def sizes_of(
+    operator: str, x: Any, dtypes: tuple[torch.dtype, ...], verb: str = "be", multiple: int = _MULTIPLE
+) -> tuple[int, int]:
     """(tokens, channels) of a matrix of one of the dtypes."""
     num_tokens, hidden = shape_of(operator, "x", x)
     if x.dtype not in dtypes:
         requirement = f"{verb} {' or '.join(name_of_dtype(dtype) for dtype in dtypes)}"
         raise argument_error(operator, "x", requirement, name_of_dtype(x.dtype))
-    check_hidden(operator, hidden, _MULTIPLE)
+    check_hidden(operator, hidden, multiple)
     return num_tokens, hidden
 
 
@@ -75,6 +78,18 @@ def check_tokens(operator: str, num_tokens: int) -> None:
     """What a transposing cast needs: its rows of the result are written in pieces of a tile."""
     if num_tokens % TILE:
         raise argument_error(operator, "x", f"have a multiple of {TILE} tokens", num_tokens)
+
+
+def clamp_of(operator: str, swiglu_clamp_value: float | None) -> float:
+    """The kernel's bound: infinity where there is none."""
+    if swiglu_clamp_value is None:
+        return math.inf
+    if isinstance(swiglu_clamp_value, bool) or not isinstance(swiglu_clamp_value, (int, float)):
+        actual = type(swiglu_clamp_value).__name__
+        raise argument_type_error(operator, "swiglu_clamp_value", "be a number", actual)
+    if not swiglu_clamp_value >= 0:
+        raise argument_error(operator, "swiglu_clamp_value", "be at least 0", swiglu_clamp_value)
+    return float(swiglu_clamp_value)
 
 
 def _check_block(operator: str, argument: str, value: int) -> None:
