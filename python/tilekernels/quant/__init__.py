@@ -5,3 +5,5 @@ from ._reference import QuantTensor as QuantTensor
 from .per_token_cast import per_token_cast as per_token_cast
 from .per_token_cast import per_token_cast_with_precomputed_sf as per_token_cast_with_precomputed_sf
 from .per_token_cast import per_token_cast_with_sf_only as per_token_cast_with_sf_only
+from .swiglu_forward import swiglu_forward as swiglu_forward
+from .swiglu_forward import swiglu_forward_and_per_token_cast as swiglu_forward_and_per_token_cast
