@@ -14,9 +14,9 @@ from .errors import ArgumentError, ArgumentTypeError, DeviceError, NotBuiltError
 if TYPE_CHECKING:
     import torch
 
-    from . import config, errors, layout, moe, quant, testing, transpose
+    from . import config, errors, layout, moe, quant, testing, transpose, v1
 
-_LAZY_MODULES = ("config", "errors", "layout", "moe", "quant", "testing", "transpose")
+_LAZY_MODULES = ("config", "errors", "layout", "moe", "quant", "testing", "transpose", "v1")
 _CONFIG_NAMES = (
     "get_amax_clamp_for_quant",
     "get_device_num_sms",
@@ -49,6 +49,7 @@ __all__ = [
     "set_token_alignment",
     "testing",
     "transpose",
+    "v1",
 ]
 
 

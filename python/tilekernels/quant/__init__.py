@@ -17,3 +17,5 @@ from .per_token_cast import per_token_cast_with_sf_only as per_token_cast_with_s
 from .swiglu_forward_and_per_channel_cast_and_transpose import (
     swiglu_forward_and_per_channel_cast_and_transpose as swiglu_forward_and_per_channel_cast_and_transpose,
 )
+from .swiglu_forward import swiglu_forward as swiglu_forward
+from .swiglu_forward import swiglu_forward_and_per_token_cast as swiglu_forward_and_per_token_cast
