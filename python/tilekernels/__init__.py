@@ -21,9 +21,11 @@ _CONFIG_NAMES = (
     "get_amax_clamp_for_quant",
     "get_device_num_sms",
     "get_num_sms",
+    "get_pdl",
     "get_token_alignment",
     "set_amax_clamp_for_quant",
     "set_num_sms",
+    "set_pdl",
     "set_token_alignment",
 )
 
@@ -39,6 +41,7 @@ __all__ = [
     "get_amax_clamp_for_quant",
     "get_device_num_sms",
     "get_num_sms",
+    "get_pdl",
     "get_token_alignment",
     "layout",
     "moe",
@@ -46,6 +49,7 @@ __all__ = [
     "quant",
     "set_amax_clamp_for_quant",
     "set_num_sms",
+    "set_pdl",
     "set_token_alignment",
     "testing",
     "transpose",
