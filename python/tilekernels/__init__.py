@@ -14,9 +14,9 @@ from .errors import ArgumentError, ArgumentTypeError, DeviceError, NotBuiltError
 if TYPE_CHECKING:
     import torch
 
-    from . import config, errors, layout, moe, quant, testing, transpose
+    from . import config, errors, gemm, layout, moe, quant, testing, transpose
 
-_LAZY_MODULES = ("config", "errors", "layout", "moe", "quant", "testing", "transpose")
+_LAZY_MODULES = ("config", "errors", "gemm", "layout", "moe", "quant", "testing", "transpose")
 _CONFIG_NAMES = (
     "get_amax_clamp_for_quant",
     "get_device_num_sms",
@@ -38,6 +38,7 @@ __all__ = [
     "config",
     "covers",
     "errors",
+    "gemm",
     "get_amax_clamp_for_quant",
     "get_device_num_sms",
     "get_num_sms",
