@@ -107,6 +107,8 @@ PYBIND11_MODULE(_C, module, py::multiple_interpreters::not_supported()) {
   module.def("set_check_fallback", &set_check_fallback, py::arg("fallback"));
   module.def("kernels", &kernels);
   module.def("preload", &preload, py::arg("names") = py::none(), py::arg("device") = -1);
+  module.def("set_pdl", [](bool enabled) { tk_set_pdl(enabled ? 1 : 0); }, py::arg("enabled"));
+  module.def("get_pdl", [] { return tk_get_pdl() != 0; });
   module.def("devices", &describe_devices);
   module.def("driver_version", &driver_version, "CUDA version of the driver, such as 13000; None without one");
   module.def("required_driver_version", &tk_required_driver_version);

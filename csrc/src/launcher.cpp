@@ -3,6 +3,7 @@
 #include "check.h"
 #include "loader.h"
 #include "message.h"
+#include "pdl.h"
 #include "plans.h"
 
 namespace tk {
@@ -104,7 +105,7 @@ unsigned fill_attributes(const LaunchDesc& launch, CUlaunchAttribute* attributes
     attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
     attribute.value.clusterDim = {launch.cluster[0], launch.cluster[1], launch.cluster[2]};
   }
-  if (launch.pdl) {
+  if (launch.pdl && is_pdl_on()) {
     CUlaunchAttribute& attribute = attributes[count++];
     attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
     attribute.value.programmaticStreamSerializationAllowed = 1;

@@ -14,16 +14,18 @@ from .errors import ArgumentError, ArgumentTypeError, DeviceError, NotBuiltError
 if TYPE_CHECKING:
     import torch
 
-    from . import config, errors, layout, moe, quant, testing, transpose, v1
+    from . import config, errors, gemm, layout, moe, quant, testing, transpose, v1
 
-_LAZY_MODULES = ("config", "errors", "layout", "moe", "quant", "testing", "transpose", "v1")
+_LAZY_MODULES = ("config", "errors", "gemm", "layout", "moe", "quant", "testing", "transpose", "v1")
 _CONFIG_NAMES = (
     "get_amax_clamp_for_quant",
     "get_device_num_sms",
     "get_num_sms",
+    "get_pdl",
     "get_token_alignment",
     "set_amax_clamp_for_quant",
     "set_num_sms",
+    "set_pdl",
     "set_token_alignment",
 )
 
@@ -36,9 +38,11 @@ __all__ = [
     "config",
     "covers",
     "errors",
+    "gemm",
     "get_amax_clamp_for_quant",
     "get_device_num_sms",
     "get_num_sms",
+    "get_pdl",
     "get_token_alignment",
     "layout",
     "moe",
@@ -46,6 +50,7 @@ __all__ = [
     "quant",
     "set_amax_clamp_for_quant",
     "set_num_sms",
+    "set_pdl",
     "set_token_alignment",
     "testing",
     "transpose",
