@@ -14,9 +14,9 @@ from .errors import ArgumentError, ArgumentTypeError, DeviceError, NotBuiltError
 if TYPE_CHECKING:
     import torch
 
-    from . import config, errors, layout, moe, quant, testing, transpose
+    from . import config, engram, errors, layout, moe, quant, testing, transform, transpose
 
-_LAZY_MODULES = ("config", "errors", "layout", "moe", "quant", "testing", "transpose")
+_LAZY_MODULES = ("config", "engram", "errors", "layout", "moe", "quant", "testing", "transform", "transpose")
 _CONFIG_NAMES = (
     "get_amax_clamp_for_quant",
     "get_device_num_sms",
@@ -35,6 +35,7 @@ __all__ = [
     "__version__",
     "config",
     "covers",
+    "engram",
     "errors",
     "get_amax_clamp_for_quant",
     "get_device_num_sms",
@@ -48,6 +49,7 @@ __all__ = [
     "set_num_sms",
     "set_token_alignment",
     "testing",
+    "transform",
     "transpose",
 ]
 
