@@ -4,8 +4,8 @@ Per token and stream: three sums over a row make the gate, then the row is writt
 read once. A block keeps one stream, whose weights (and in the backward pass their gradients) stay in registers, and
 walks over the tokens; the blocks of the streams take the same tokens at about the same time, so that the shared values
 come from L2. Rows travel through a ring in shared memory by asynchronous copies; a thread copies what it will read
-itself, so that the ring needs no barriers. Forms differ in the width of a row that their threads hold; the last one takes any
-hidden size, stride and address, and reads rows twice.
+itself, so that the ring needs no barriers. Forms differ in the width of a row that their threads hold; the last one
+takes any hidden size, stride and address, and reads rows twice.
 """
 
 import tilelang.language as T
