@@ -14,9 +14,9 @@ from .errors import ArgumentError, ArgumentTypeError, DeviceError, NotBuiltError
 if TYPE_CHECKING:
     import torch
 
-    from . import config, errors, layout, moe, quant, testing, transpose
+    from . import config, errors, layout, mhc, moe, quant, testing, transpose
 
-_LAZY_MODULES = ("config", "errors", "layout", "moe", "quant", "testing", "transpose")
+_LAZY_MODULES = ("config", "errors", "layout", "mhc", "moe", "quant", "testing", "transpose")
 _CONFIG_NAMES = (
     "get_amax_clamp_for_quant",
     "get_device_num_sms",
@@ -41,6 +41,7 @@ __all__ = [
     "get_num_sms",
     "get_token_alignment",
     "layout",
+    "mhc",
     "moe",
     "preload",
     "quant",
