@@ -14,9 +14,9 @@ from .errors import ArgumentError, ArgumentTypeError, DeviceError, NotBuiltError
 if TYPE_CHECKING:
     import torch
 
-    from . import config, engram, errors, gemm, layout, moe, quant, testing, transform, transpose, v1
+    from . import config, engram, errors, gemm, layout, mhc, moe, quant, testing, transform, transpose, v1
 
-_LAZY_MODULES = ("config", "engram", "errors", "gemm", "layout", "moe", "quant", "testing", "transform", "transpose", "v1")
+_LAZY_MODULES = ("config", "engram", "errors", "gemm", "layout", "mhc", "moe", "quant", "testing", "transform", "transpose", "v1")
 _CONFIG_NAMES = (
     "get_amax_clamp_for_quant",
     "get_device_num_sms",
@@ -46,6 +46,7 @@ __all__ = [
     "get_pdl",
     "get_token_alignment",
     "layout",
+    "mhc",
     "moe",
     "preload",
     "quant",
