@@ -16,7 +16,20 @@ if TYPE_CHECKING:
 
     from . import config, engram, errors, gemm, layout, mhc, moe, quant, testing, transform, transpose, v1
 
-_LAZY_MODULES = ("config", "engram", "errors", "gemm", "layout", "mhc", "moe", "quant", "testing", "transform", "transpose", "v1")
+_LAZY_MODULES = (
+    "config",
+    "engram",
+    "errors",
+    "gemm",
+    "layout",
+    "mhc",
+    "moe",
+    "quant",
+    "testing",
+    "transform",
+    "transpose",
+    "v1",
+)
 _CONFIG_NAMES = (
     "get_amax_clamp_for_quant",
     "get_device_num_sms",
