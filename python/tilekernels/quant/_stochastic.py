@@ -69,7 +69,8 @@ def random_bits(values: torch.Tensor) -> torch.Tensor:
 
 def _hash(values: torch.Tensor) -> torch.Tensor:
     """One number for four neighbours in a row, int64 (T, H / 4), from which random words are made."""
-    bits = (values.contiguous().view(torch.int32).long() & _MASK).unflatten(-1, (values.shape[-1] // 4, 4))
+    rows, columns = values.shape
+    bits = (values.contiguous().view(torch.int32).long() & _MASK).view(rows, columns // 4, 4)
     weights = torch.tensor(_WEIGHTS, dtype=torch.int64, device=values.device)
     word = ((bits * weights) & _MASK).sum(-1) + torch.arange(bits.shape[-2], device=values.device)
     word = word & _MASK

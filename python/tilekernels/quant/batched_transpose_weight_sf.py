@@ -72,7 +72,8 @@ def _packed(scales: torch.Tensor, block_size: int) -> torch.Tensor:
     exponents = (scales.contiguous().view(torch.int32) >> 23) & 0xFF
     exponents = torch.nn.functional.pad(exponents, (0, -scales.shape[2] % PACKED_PER_WORD))
     shifts = torch.arange(0, 32, 8, dtype=torch.int32, device=scales.device)
-    words = (exponents.unflatten(2, (-1, PACKED_PER_WORD)) << shifts).sum(-1, dtype=torch.int32)
+    groups, rows, _ = scales.shape
+    words = (exponents.view(groups, rows, -1, PACKED_PER_WORD) << shifts).sum(-1, dtype=torch.int32)
     return words.transpose(1, 2).repeat_interleave(block_size, dim=2)
 
 

@@ -35,11 +35,8 @@ def cast(x: torch.Tensor, dtype: torch.dtype, stochastic_rounding: bool = False)
         raise argument_error(CAST, "x", "be dense", f"strides {x.stride()} for shape {tuple(x.shape)}")
     if x.dtype is dtype:
         return x.clone()
-    flat = x.view(-1)
-    _kernel.check(flat, None, stochastic_rounding)
-    out = torch.empty(x.shape, dtype=dtype, device=x.device)
-    _kernel(flat, out.view(-1), stochastic_rounding)
-    return out
+    out: torch.Tensor = _kernel(x.view(-1), (dtype, 0, x.numel()), stochastic_rounding)
+    return out.view(x.shape)
 
 
 def cast_ref(x: torch.Tensor, dtype: torch.dtype, stochastic_rounding: bool = False) -> torch.Tensor:
