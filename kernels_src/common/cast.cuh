@@ -46,6 +46,23 @@ __device__ __forceinline__ void load_x8(E2m1, const uint32_t* words, int block, 
   for (int i = 0; i < 8; ++i) values[i] *= factor;
 }
 
+// Signs of eight channels at the sign bits of eight nibbles.
+__device__ __forceinline__ uint32_t signs_x8(Bf16, const uint32_t* words, int block) {
+  return e2m1_signs(__byte_perm(words[4 * block], words[4 * block + 1], 0x7531),
+                    __byte_perm(words[4 * block + 2], words[4 * block + 3], 0x7531));
+}
+
+__device__ __forceinline__ uint32_t signs_x8(Fp32, const uint32_t* words, int block) {
+  const uint32_t* eight = words + 8 * block;
+  return e2m1_signs(
+      __byte_perm(__byte_perm(eight[0], eight[1], 0x0073), __byte_perm(eight[2], eight[3], 0x0073), 0x5410),
+      __byte_perm(__byte_perm(eight[4], eight[5], 0x0073), __byte_perm(eight[6], eight[7], 0x0073), 0x5410));
+}
+
+__device__ __forceinline__ uint32_t signs_x8(E4m3, const uint32_t* words, int block) {
+  return e2m1_signs(words[2 * block], words[2 * block + 1]);
+}
+
 // ---- largest magnitude, exact; NaN is passed over -------------------------------------------------------------------
 
 template <int N>
@@ -176,6 +193,21 @@ __device__ __forceinline__ void convert_e4m3_to_e2m1_by_power(const uint32_t* wo
   }
 }
 
+// To e2m1 with any factor that an eighth of is a normal number: an eighth of each product goes up to one, and
+// saturates for free. NaN becomes zero.
+template <typename Source, int N>
+__device__ __forceinline__ void convert_to_e2m1(const uint32_t* words, uint32_t* target, float factor) {
+  const float eighth = factor * 0.125f;
+#pragma unroll
+  for (int block = 0; block < N / 8; ++block) {
+    float values[8];
+    load_x8(Source{}, words, block, 1.0f, values);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[i] = __saturatef(fabsf(values[i]) * eighth);
+    target[block] = encode_e2m1_eighths(values) | signs_x8(Source{}, words, block);
+  }
+}
+
 // Out = convert(source * factor).
 template <typename Source, typename Target, int N>
 __device__ __forceinline__ void convert(const void* source, void* target, float factor) {
@@ -187,6 +219,12 @@ __device__ __forceinline__ void convert(const void* source, void* target, float 
     }
   }
   const uint32_t* words = static_cast<const uint32_t*>(source);
+  if constexpr (std::is_same_v<Target, E2m1>) {
+    if (factor >= 0x1p-122f) {
+      convert_to_e2m1<Source, N>(words, static_cast<uint32_t*>(target), factor);
+      return;
+    }
+  }
 #pragma unroll
   for (int block = 0; block < N / 8; ++block) {
     float values[8];

@@ -82,6 +82,27 @@ __device__ __forceinline__ uint32_t encode_e2m1_magnitudes(const float* values) 
   return sum - kE2m1Base * 0x11111111u;
 }
 
+// Eight codes without sign of |value| / 8, from 0 to 1, in the same way: numbers of 7 and more give code 8 at first.
+__device__ __forceinline__ uint32_t encode_e2m1_eighths(const float* eighths) {
+  constexpr uint32_t kBase = 0x49000000u;  // bits of 2^19
+  uint32_t sum = 0;
+#pragma unroll
+  for (int i = 7; i >= 0; --i) {
+    const int32_t halves = __float_as_int(eighths[i] + 524288.0f);
+    const int32_t ones = __float_as_int(eighths[i] + 1048576.25f);
+    const int32_t twos = __float_as_int(eighths[i] + 2097153.0f);
+    sum = sum * 16u + static_cast<uint32_t>(min(min(halves, ones - 0x00800000), twos - 0x01000000));
+  }
+  sum -= kBase * 0x11111111u;
+  return sum - ((sum & 0x88888888u) >> 3);
+}
+
+// The signs of eight channels, each the highest bit of a byte, at the sign bits of eight nibbles.
+__device__ __forceinline__ uint32_t e2m1_signs(uint32_t first, uint32_t second) {
+  const uint32_t even = __byte_perm(first, second, 0x6420), odd = __byte_perm(first, second, 0x7531);
+  return ((even >> 4) & 0x08080808u) | (odd & 0x80808080u);
+}
+
 // The signs of eight values at the sign bits of eight nibbles.
 __device__ __forceinline__ uint32_t e2m1_signs(const float* values) {
   const uint32_t even = __byte_perm(__byte_perm(bits_of(values[0]), bits_of(values[2]), 0x0073),
