@@ -54,12 +54,15 @@ _batched_transpose = kernel("transpose.batched_transpose", cpu=_batched_transpos
 
 
 def bench_cases() -> list[BenchCase]:
-    """Small ones, then the published benchmark's: rows with a stride of twice their length, batches dense."""
+    """Small ones, the published benchmark's (rows with a stride of twice their length, batches dense), and sizes that
+    16-byte accesses do not fit: 8004 rows are a multiple of 4 bytes, 8001 of none."""
     dtypes = (torch.float8_e4m3fn, torch.bfloat16, torch.float32)
     single = [_transpose_case(8064, hidden, dtype) for hidden in (4096, 7168) for dtype in dtypes]
     batched = [_batched_case(8, 8064, hidden, dtype) for hidden in (4096, 7168) for dtype in dtypes]
     small = [_transpose_case(64, 512, torch.bfloat16), _batched_case(2, 100, 300, torch.bfloat16)]
-    return small + single + batched
+    odd = [_transpose_case(num_rows, 7168, dtype) for num_rows in (8001, 8004) for dtype in dtypes]
+    odd += [_batched_case(8, 1001, 4099, torch.bfloat16), _batched_case(8, 1002, 4098, torch.bfloat16)]
+    return small + single + batched + odd
 
 
 def _transpose_case(num_rows: int, num_cols: int, dtype: torch.dtype) -> BenchCase:
