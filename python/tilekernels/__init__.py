@@ -14,9 +14,9 @@ from .errors import ArgumentError, ArgumentTypeError, DeviceError, NotBuiltError
 if TYPE_CHECKING:
     import torch
 
-    from . import config, engram, errors, layout, moe, quant, testing, transform, transpose
+    from . import config, engram, errors, layout, moe, quant, rand, testing, transform, transpose
 
-_LAZY_MODULES = ("config", "engram", "errors", "layout", "moe", "quant", "testing", "transform", "transpose")
+_LAZY_MODULES = ("config", "engram", "errors", "layout", "moe", "quant", "rand", "testing", "transform", "transpose")
 _CONFIG_NAMES = (
     "get_amax_clamp_for_quant",
     "get_device_num_sms",
@@ -45,6 +45,7 @@ __all__ = [
     "moe",
     "preload",
     "quant",
+    "rand",
     "set_amax_clamp_for_quant",
     "set_num_sms",
     "set_token_alignment",
