@@ -14,16 +14,48 @@ from .errors import ArgumentError, ArgumentTypeError, DeviceError, NotBuiltError
 if TYPE_CHECKING:
     import torch
 
-    from . import config, engram, errors, layout, moe, quant, rand, testing, transform, transpose
+    from . import (
+        config,
+        engram,
+        errors,
+        gemm,
+        layout,
+        mhc,
+        modeling,
+        moe,
+        quant,
+        rand,
+        testing,
+        transform,
+        transpose,
+        v1,
+    )
 
-_LAZY_MODULES = ("config", "engram", "errors", "layout", "moe", "quant", "rand", "testing", "transform", "transpose")
+_LAZY_MODULES = (
+    "config",
+    "engram",
+    "errors",
+    "gemm",
+    "layout",
+    "mhc",
+    "modeling",
+    "moe",
+    "quant",
+    "rand",
+    "testing",
+    "transform",
+    "transpose",
+    "v1",
+)
 _CONFIG_NAMES = (
     "get_amax_clamp_for_quant",
     "get_device_num_sms",
     "get_num_sms",
+    "get_pdl",
     "get_token_alignment",
     "set_amax_clamp_for_quant",
     "set_num_sms",
+    "set_pdl",
     "set_token_alignment",
 )
 
@@ -37,21 +69,27 @@ __all__ = [
     "covers",
     "engram",
     "errors",
+    "gemm",
     "get_amax_clamp_for_quant",
     "get_device_num_sms",
     "get_num_sms",
+    "get_pdl",
     "get_token_alignment",
     "layout",
+    "mhc",
+    "modeling",
     "moe",
     "preload",
     "quant",
     "rand",
     "set_amax_clamp_for_quant",
     "set_num_sms",
+    "set_pdl",
     "set_token_alignment",
     "testing",
     "transform",
     "transpose",
+    "v1",
 ]
 
 
