@@ -4,6 +4,7 @@
 #include "loader.h"
 #include "message.h"
 #include "pdl.h"
+#include "plans.h"
 
 namespace tk {
 
@@ -144,8 +145,8 @@ tk_status Launcher::launch(const Frame& frame, int index, const Geometry& geomet
   if (geometry.smem > device_.max_smem) [[unlikely]]
     return fail_smem(frame, device_, geometry.smem);
   const LaunchDesc& launch = variant_.launches[index];
-  CUkernel kernel = nullptr;
-  TK_RETURN_IF_ERROR(find_kernel(driver_, device_, *frame.kernel, variant_, index, &kernel));
+  CUfunction kernel = functions_ != nullptr && index < Plan::kMaxLaunches ? functions_[index] : nullptr;
+  if (kernel == nullptr) TK_RETURN_IF_ERROR(find_kernel(driver_, device_, *frame.kernel, variant_, index, &kernel));
   if (launch.cooperative) {
     TK_RETURN_IF_ERROR(check_residency(driver_, device_, frame, variant_.states[index], kernel, geometry));
   }

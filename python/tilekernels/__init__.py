@@ -14,9 +14,22 @@ from .errors import ArgumentError, ArgumentTypeError, DeviceError, NotBuiltError
 if TYPE_CHECKING:
     import torch
 
-    from . import config, errors, gemm, layout, moe, quant, testing, transpose
+    from . import config, engram, errors, gemm, layout, mhc, moe, quant, testing, transform, transpose, v1
 
-_LAZY_MODULES = ("config", "errors", "gemm", "layout", "moe", "quant", "testing", "transpose")
+_LAZY_MODULES = (
+    "config",
+    "engram",
+    "errors",
+    "gemm",
+    "layout",
+    "mhc",
+    "moe",
+    "quant",
+    "testing",
+    "transform",
+    "transpose",
+    "v1",
+)
 _CONFIG_NAMES = (
     "get_amax_clamp_for_quant",
     "get_device_num_sms",
@@ -37,6 +50,7 @@ __all__ = [
     "__version__",
     "config",
     "covers",
+    "engram",
     "errors",
     "gemm",
     "get_amax_clamp_for_quant",
@@ -45,6 +59,7 @@ __all__ = [
     "get_pdl",
     "get_token_alignment",
     "layout",
+    "mhc",
     "moe",
     "preload",
     "quant",
@@ -53,7 +68,9 @@ __all__ = [
     "set_pdl",
     "set_token_alignment",
     "testing",
+    "transform",
     "transpose",
+    "v1",
 ]
 
 
