@@ -1,1 +1,13 @@
 """Manifold hyper-connections: streams of residuals, their mixes and their norms."""
+
+from .head_compute_mix import mhc_head_compute_mix_bwd as mhc_head_compute_mix_bwd
+from .head_compute_mix import mhc_head_compute_mix_fwd as mhc_head_compute_mix_fwd
+from .multilayer_recompute import mhc_multilayer_recompute as mhc_multilayer_recompute
+from .post import mhc_post_bwd as mhc_post_bwd
+from .post import mhc_post_fwd as mhc_post_fwd
+from .pre_apply_mix import mhc_pre_apply_mix_bwd as mhc_pre_apply_mix_bwd
+from .pre_apply_mix import mhc_pre_apply_mix_fwd as mhc_pre_apply_mix_fwd
+from .pre_split_mixes import mhc_pre_split_mixes_bwd as mhc_pre_split_mixes_bwd
+from .pre_split_mixes import mhc_pre_split_mixes_fwd as mhc_pre_split_mixes_fwd
+from .sinkhorn import mhc_sinkhorn_bwd as mhc_sinkhorn_bwd
+from .sinkhorn import mhc_sinkhorn_fwd as mhc_sinkhorn_fwd
