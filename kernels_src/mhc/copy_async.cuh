@@ -16,6 +16,12 @@ __device__ __forceinline__ void copy_async(uint32_t target, const void* source, 
                : "memory");
 }
 
+// 4 bytes.
+__device__ __forceinline__ void copy_word_async(uint32_t target, const void* source, bool is_valid = true) {
+  const int size = is_valid ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source), "r"(size) : "memory");
+}
+
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int kPending>
@@ -28,6 +34,12 @@ __device__ __forceinline__ uint4 load_shared(uint32_t address) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
                : "r"(address));
+  return value;
+}
+
+__device__ __forceinline__ float load_shared_word(uint32_t address) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));
   return value;
 }
 

@@ -5,22 +5,9 @@
 #include <cstdint>
 
 #include "copy_async.cuh"
+#include "tf32.cuh"
 
 namespace tk {
-
-// sums += a (16 x 8, rows) * b (8 x 8, columns). The tensor core drops the low 13 bits of a and b.
-__device__ __forceinline__ void multiply_tf32(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// Rounds to tf32, halves away from zero, once the tensor core has dropped the low bits.
-__device__ __forceinline__ uint32_t round_to_tf32(uint32_t bits) { return bits + 0x1000u; }
-
-__device__ __forceinline__ uint32_t low_half(uint32_t pair) { return pair << 16; }
-__device__ __forceinline__ uint32_t high_half(uint32_t pair) { return pair & 0xffff0000u; }
 
 // One block: kWarps * 32 tokens times kColumnTiles * 8 rows of fn, over the channels of one split. Channels pass
 // through a ring of kStages stages of kDepth in shared memory. Chunks are 16 bytes and are stored with their index
@@ -195,8 +182,7 @@ struct NormPartialsGeneral {
         float weights[kColumnsAtOnce];
 #pragma unroll
         for (int i = 0; i < kColumnsAtOnce; ++i) {
-          const float weight = fn[static_cast<int64_t>(first_column + i) * num_channels + channel];
-          weights[i] = __uint_as_float(round_to_tf32(__float_as_uint(weight)) & 0xffffe000u);
+          weights[i] = as_tf32(fn[static_cast<int64_t>(first_column + i) * num_channels + channel]);
         }
 #pragma unroll
         for (int token = 0; token < kTokens; ++token) {

@@ -1,4 +1,4 @@
-"""mhc_pre_norm_fn_partials: the product in tf32 and the squares of each part, against float64."""
+"""mhc_pre_norm_fn_partials and _bwd: products in tf32 and squares, against float64."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ import torch
 
 from tests.mhc.streams import needs_memory, place_at, randn
 from tests.refusals import Refusal
-from tilekernels.mhc import mhc_pre_norm_fn_partials
-from tilekernels.mhc._splits import choose_num_splits, split_bounds
+from tilekernels.mhc import (
+    mhc_pre_norm_fn_partials,
+    mhc_pre_norm_fn_partials_bwd,
+    mhc_reduce_partials_and_rmsnorm_bwd,
+    mhc_reduce_partials_and_rmsnorm_fwd,
+)
+from tilekernels.mhc._splits import choose_num_parts, choose_num_splits, split_bounds
 from tilekernels.mhc.norm_fn import round_to_tf32
 from tilekernels.testing import assert_equal
 
@@ -156,6 +161,123 @@ def test_chosen_parts_fill_the_machine(tokens: int, channels: int) -> None:
         assert blocks / (-(-blocks // 132) * 132) > 0.9
 
 
+# ---- backward --------------------------------------------------------------------------------------------------------
+
+# (tokens, streams, hidden, mixes, offset)
+BACKWARD_SHAPES = [
+    (0, 4, 64, 24, 0), (1, 4, 16, 24, 0), (13, 4, 320, 24, 0), (5, 4, 33, 24, 0), (70, 2, 24, 8, 0),
+    (67, 8, 130, 80, 0), (41, 4, 64, 24, 1), (33, 3, 5, 8, 0), (64, 4, 80, 24, 8),
+]  # fmt: skip
+GPU_BACKWARD_SHAPES = [
+    *BACKWARD_SHAPES,
+    *((tokens, 4, hidden, 24, 0) for tokens in (48, 4096, 8192) for hidden in (1280, 2560, 7168)),
+    (1027, 8, 1280, 80, 0), (1000, 2, 4096, 8, 0), (300, 4, 1001, 24, 3), (511, 4, 1284, 24, 0),
+]  # fmt: skip
+
+
+def make_backward(
+    tokens: int, streams: int, hidden: int, mixes: int, offset: int, device: str
+) -> dict[str, torch.Tensor]:
+    return {
+        "out_mul_grad": randn(tokens, mixes, device=device),
+        "sqrsum_grad": randn(tokens, device=device),
+        "residual": randn(tokens, streams, hidden, device=device, dtype=torch.bfloat16, offset=offset),
+        "fn": randn(mixes, streams * hidden, device=device),
+        "residual_grad": randn(tokens, streams, hidden, device=device, dtype=torch.bfloat16, offset=offset),
+        "fn_grad": torch.full((mixes, streams * hidden), 7.0, device=device),
+    }
+
+
+def check_backward(shape: tuple[int, int, int, int, int], device: str) -> None:
+    kwargs = make_backward(*shape, device)
+    before = kwargs["residual_grad"].double().flatten(1)
+    mhc_pre_norm_fn_partials_bwd(**kwargs)
+    x, grad = kwargs["residual"].double().flatten(1), round_to_tf32(kwargs["out_mul_grad"]).double()
+    weights, squares = round_to_tf32(kwargs["fn"]).double(), 2 * kwargs["sqrsum_grad"].double().unsqueeze(1)
+    expected = before + grad @ weights + x * squares
+    size = before.abs() + grad.abs() @ weights.abs() + (x * squares).abs()
+    error = (kwargs["residual_grad"].double().flatten(1) - expected).abs()
+    assert (error <= 2.0**-8 * expected.abs() + TOLERANCE * size).all()
+    error = (kwargs["fn_grad"] - grad.t() @ x).abs()
+    assert (error <= TOLERANCE * (grad.abs().t() @ x.abs())).all()
+
+
+@pytest.mark.parametrize("shape", BACKWARD_SHAPES, ids=str)
+def test_backward_cpu(shape: tuple[int, int, int, int, int]) -> None:
+    check_backward(shape, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", GPU_BACKWARD_SHAPES, ids=str)
+def test_backward_gpu(shape: tuple[int, int, int, int, int]) -> None:
+    check_backward(shape, "cuda")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "hidden"),
+    [(40, 64), *(pytest.param(*size, marks=pytest.mark.gpu) for size in ((4096, 1280), (8192, 2560)))],
+)
+@pytest.mark.parametrize("device", DEVICES)
+def test_all_of_pre_norm_has_the_gradient_of_the_formula(device: str, tokens: int, hidden: int) -> None:
+    """Both operators of pre-norm and their gradients against autograd in float64, in the published tolerances."""
+    if device == "cpu" and tokens > 100:
+        pytest.skip("takes long on a CPU")
+    channels, eps = 4 * hidden, 1e-6
+    residual = randn(tokens, 4, hidden, device=device, dtype=torch.bfloat16)
+    fn, out_grad = randn(24, channels, device=device) * 1e-4, randn(tokens, 24, device=device)
+    wide_residual, wide_fn = residual.double().requires_grad_(), fn.double().requires_grad_()
+    flat = wide_residual.flatten(1)
+    expected = (flat @ wide_fn.t()) * (flat.square().mean(dim=1, keepdim=True) + eps).rsqrt()
+    expected.backward(out_grad.double())
+
+    parts = choose_num_splits(tokens, channels)
+    mul, squares = torch.empty((parts, tokens, 24), device=device), torch.empty((parts, tokens), device=device)
+    mhc_pre_norm_fn_partials(residual, fn, mul, squares)
+    out_mul, sqrsum = torch.empty((tokens, 1, 24), device=device), torch.empty((tokens, 1), device=device)
+    out = torch.empty((tokens, 24), device=device)
+    mhc_reduce_partials_and_rmsnorm_fwd(
+        mul.unsqueeze(2), squares.unsqueeze(2), out_mul, sqrsum, out, channels, eps, parts
+    )
+    torch.testing.assert_close(out.double(), expected.detach(), rtol=1e-3, atol=1e-3)
+
+    out_mul_grad, sqrsum_grad = torch.empty_like(out_mul), torch.empty_like(sqrsum)
+    mhc_reduce_partials_and_rmsnorm_bwd(out_grad, out_mul, sqrsum, out_mul_grad, sqrsum_grad, channels, eps)
+    residual_grad, fn_grad = torch.zeros_like(residual), torch.empty_like(fn)
+    mhc_pre_norm_fn_partials_bwd(
+        out_mul_grad.view(tokens, 24), sqrsum_grad.view(tokens), residual, fn, residual_grad, fn_grad
+    )
+    assert wide_residual.grad is not None
+    assert wide_fn.grad is not None
+    torch.testing.assert_close(residual_grad, wide_residual.grad.bfloat16())
+    torch.testing.assert_close(fn_grad.double(), wide_fn.grad, rtol=1e-3, atol=3e-2)
+
+
+@pytest.mark.gpu
+def test_backward_of_more_than_two_to_the_31_elements() -> None:
+    tokens, hidden = 2**17 + 5, 4100
+    if reason := needs_memory(2 * tokens * 4 * hidden * 2):
+        pytest.skip(reason)
+    row = make_backward(1, 4, hidden, 24, 0, "cuda")
+    many = {}
+    for name, each in row.items():
+        many[name] = each if name.startswith("fn") else each.expand(tokens, *each.shape[1:]).contiguous()
+    mhc_pre_norm_fn_partials_bwd(**many)
+    assert (many["residual_grad"] == many["residual_grad"][:1]).all()
+    row["fn_grad"] = torch.empty_like(row["fn_grad"])
+    mhc_pre_norm_fn_partials_bwd(**row)
+    assert_equal(many["residual_grad"][-1], row["residual_grad"][0])
+    torch.testing.assert_close(many["fn_grad"] / tokens, row["fn_grad"], rtol=1e-4, atol=1e-6)
+
+
+def test_chosen_parts_of_tokens() -> None:
+    assert choose_num_parts(0, 28672) == 1
+    assert choose_num_parts(31, 28672) == 1
+    assert 112 * choose_num_parts(4096, 28672) / 396 > 2 * 0.9
+
+
+# ---- invalid calls ---------------------------------------------------------------------------------------------------
+
+
 def inputs(device: str) -> dict[str, Any]:
     names = ("residual", "fn", "out_mul_splitted", "sqrsum_splitted")
     return dict(zip(names, make(6, 4, 64, 24, 2, 0, device), strict=True))
@@ -184,6 +306,34 @@ REFUSALS = [
 @pytest.mark.parametrize("device", DEVICES)
 def test_refused(device: str, refusal: Refusal) -> None:
     refusal.check(NAME, mhc_pre_norm_fn_partials, device)
+
+
+def changed_backward(name: str, change: Callable[[torch.Tensor], Any]) -> Callable[[str], dict[str, Any]]:
+    def build(device: str) -> dict[str, Any]:
+        kwargs = make_backward(6, 4, 64, 24, 0, device)
+        return {**kwargs, name: change(kwargs[name])}
+
+    return build
+
+
+BACKWARD_REFUSALS = [
+    Refusal(
+        "dtype", changed_backward("residual_grad", lambda x: x.float()), r"residual_grad must be bfloat16, got float32"
+    ),
+    Refusal("rank", changed_backward("out_mul_grad", lambda x: x[None]), r"\w+ must have 2 dimensions, got 3.*"),
+    Refusal("tokens", changed_backward("sqrsum_grad", lambda x: x[:5]), r"sqrsum_grad must have shape .*, got \(5,\)"),
+    Refusal("rows", changed_backward("fn", lambda x: x[:7]), r"fn must have 8, 24 or 80 rows, got 7"),
+    Refusal("channels", changed_backward("fn_grad", lambda x: x[:, :128].contiguous()), r"fn_grad must have shape .*"),
+    Refusal("strides", changed_backward("residual", lambda x: x[:, :, ::2]), r"\w+ must have .*"),
+    Refusal("None", changed_backward("fn", lambda x: None), r"fn must be a .*tensor, got None"),
+]
+
+
+@pytest.mark.usefixtures("needs_extension")
+@pytest.mark.parametrize("refusal", BACKWARD_REFUSALS, ids=lambda refusal: refusal.id)
+@pytest.mark.parametrize("device", DEVICES)
+def test_backward_refused(device: str, refusal: Refusal) -> None:
+    refusal.check("mhc.mhc_pre_norm_fn_partials_bwd", mhc_pre_norm_fn_partials_bwd, device)
 
 
 def test_place_at_is_unaligned() -> None:

@@ -16,15 +16,28 @@ _MIN_STEPS = 4  # a block should have some: it starts with an empty ring
 _COST_OF_SPLIT = 0.004
 
 
+# The same of the backward kernel: blocks that an SM holds, their channels, and the tokens of a step
+_BACKWARD_BLOCKS = 3 * _NUM_SMS
+_BACKWARD_CHANNELS = 256
+_BACKWARD_STEP = 8
+
+
 def choose_num_splits(num_tokens: int, num_channels: int) -> int:
     """The number of parts that keeps an H200 busy: each block takes one part of 256 tokens, each SM one block."""
     num_tiles = max(-(-num_tokens // _ROWS), 1)
     most = max(1, min(_MAX_SPLITS, num_channels // (_DEPTH * _MIN_STEPS)))
-    return min(range(1, most + 1), key=lambda splits: _relative_time(num_tiles, splits))
+    return min(range(1, most + 1), key=lambda splits: _relative_time(num_tiles, splits, _NUM_SMS))
 
 
-def _relative_time(num_tiles: int, splits: int) -> float:
-    waves = -(-num_tiles * splits // _NUM_SMS)
+def choose_num_parts(num_tokens: int, num_channels: int) -> int:
+    """The same for the tokens, over which the gradient of fn is summed up."""
+    num_tiles = max(-(-num_channels // _BACKWARD_CHANNELS), 1)
+    most = max(1, min(_MAX_SPLITS, num_tokens // (_BACKWARD_STEP * _MIN_STEPS)))
+    return min(range(1, most + 1), key=lambda parts: _relative_time(num_tiles, parts, _BACKWARD_BLOCKS))
+
+
+def _relative_time(num_tiles: int, splits: int, num_blocks: int) -> float:
+    waves = -(-num_tiles * splits // num_blocks)
     return waves / splits * (1 + _COST_OF_SPLIT * splits)
 
 
