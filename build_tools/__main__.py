@@ -1,4 +1,4 @@
-"""`python -m build_tools list|trace|compile|build|clean`: the kernel build from the command line."""
+"""`python -m build_tools list|trace|compile|build|tune|clean`: the kernel build from the command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.table import Table
 from .build import Options, Report, build, compile_only, list_variants, plan_variants, trace_only
 from .cache import default_cache_folder
 from .errors import BuildError
-from .kernel_files import KERNELS_ROOT
+from .kernel_files import KERNELS_ROOT, REPOSITORY
 from .plan import Variant, load_profile
 from .profile import check_archs
 from .progress import make_console
@@ -110,6 +110,25 @@ def compile_command(report_file: Path | None, **options: Any) -> None:
 def build_command(report_file: Path | None, **options: Any) -> None:
     """Everything, from the kernel files to manifest.json and gen/."""
     _run(build, report_file, options)
+
+
+@main.command("tune")
+@click.argument("kernel")
+@click.option("--try", "tried", multiple=True, metavar="NAME=VALUE,...", help="Values of a constant of its file.")
+@click.option("--keep", multiple=True, metavar="AXIS=VALUE,...", help="Build these values of an axis only.")
+@click.option("--pack", type=click.Path(path_type=Path), help="The file.  [default: build/tune/<kernel>.pack]")
+@click.option("--jobs", type=click.IntRange(1), default=_processors, help="Parallel workers.  [default: processors]")
+def tune_command(kernel: str, tried: tuple[str, ...], keep: tuple[str, ...], pack: Path | None, jobs: int) -> None:
+    """Build candidates of a kernel with other constants into one file, for benchmarks/pack.py on a GPU."""
+    from .tune import tune
+
+    console = make_console()
+    with _errors():
+        file = (pack or REPOSITORY / "build" / "tune" / f"{kernel}.pack").resolve()
+        report = tune(kernel, tried, keep, file, jobs, default_cache_folder(), console)
+        if report.failures:
+            print_report(report, console)
+            sys.exit(1)
 
 
 @main.command("clean")

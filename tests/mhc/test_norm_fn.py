@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.mhc.inputs import needs_memory, place_at, randn
+from tests.mhc.streams import needs_memory, place_at, randn
 from tests.refusals import Refusal
 from tilekernels.mhc import (
     mhc_pre_norm_fn_partials,
@@ -197,7 +197,7 @@ def check_backward(shape: tuple[int, int, int, int, int], device: str) -> None:
     expected = before + grad @ weights + x * squares
     size = before.abs() + grad.abs() @ weights.abs() + (x * squares).abs()
     error = (kwargs["residual_grad"].double().flatten(1) - expected).abs()
-    assert (error <= 2.0**-8 * expected.abs() + TOLERANCE * size).all()
+    assert (error <= 2.0**-8 * expected.abs() / 2 * 1.001 + TOLERANCE * size).all()
     error = (kwargs["fn_grad"] - grad.t() @ x).abs()
     assert (error <= TOLERANCE * (grad.abs().t() @ x.abs())).all()
 
