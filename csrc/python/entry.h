@@ -11,7 +11,7 @@
 
 namespace tk::python {
 
-constexpr int kMaxTensors = 32, kMaxScalars = 32, kMaxAxes = 16;  // of one kernel; import refuses more
+constexpr int kMaxTensors = 128, kMaxScalars = 32, kMaxAxes = 16;  // of one kernel; import refuses more
 
 enum class Kind { tensor, float32, float64, int32, int64, boolean, number, flag, choice };
 
