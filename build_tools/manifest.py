@@ -28,7 +28,6 @@ VERSION_FILE = Path(__file__).resolve().parent.parent / "python" / "tilekernels"
 VALIDATED_ON = {"sm_90a": "H200"}
 # What `pytest -m gpu --record` wrote there. A kernel without a passed test file of its name has not run
 RUNS = {"sm_90a": VERSION_FILE.parents[2] / "benchmarks" / "results" / "h200" / "tests.jsonl"}
-_SOURCE_SUFFIXES = (".py", ".cuh", ".h", ".hpp")
 
 
 def make_manifest(
@@ -86,16 +85,6 @@ def read_version(file: Path = VERSION_FILE) -> str:
     if found is None:
         raise BuildError(f'{file} must hold a line __version__ = "X.Y.Z"')
     return found[1]
-
-
-def hash_sources(root: Path) -> str:
-    """One hash over the kernel sources, for telling which state of them a library was made from."""
-    digest = hashlib.sha256()
-    for file in sorted(path for path in root.rglob("*") if path.suffix in _SOURCE_SUFFIXES and path.is_file()):
-        content = file.read_bytes()
-        digest.update(f"{file.relative_to(root).as_posix()} {len(content)}\n".encode())
-        digest.update(content)
-    return digest.hexdigest()
 
 
 def _units(results: Iterable[UnitResult]) -> list[dict[str, Any]]:

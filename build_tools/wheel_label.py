@@ -7,6 +7,7 @@ so it imports the standard library alone. The label is read from the manifest of
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -16,6 +17,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSION_FILE = ROOT / "python" / "tilekernels" / "_version.py"
+SOURCES = ROOT / "kernels_src"  # not in a traced sdist, whose store lies beside the sources it was packed with
+EMBEDDED_STORE = "store"  # where a traced sdist has its kernel store (build_tools/sdist.py)
+SOURCE_SUFFIXES = (".py", ".cuh", ".h", ".hpp")
 
 # What PEP 440 keeps unchanged: `sm_90a` would become `sm.90a`, and only file names would lose upper case.
 LABEL = re.compile(r"cu[0-9]+(\.sm[0-9]+[a-z]?)+")
@@ -43,8 +47,10 @@ def project_version() -> str:
 
 
 def find_label() -> str:
-    """The label of the store named by TILEKERNELS_STORE, else ""."""
+    """The label of the store named by TILEKERNELS_STORE, else of the one in a traced sdist, else ""."""
     store = os.environ.get("TILEKERNELS_STORE", "")
+    if not store and (ROOT / EMBEDDED_STORE).is_dir():
+        store = EMBEDDED_STORE
     return label_of_store(ROOT / store) if store else ""
 
 
@@ -56,7 +62,28 @@ def label_of_store(store: Path) -> str:
             f"TILEKERNELS_STORE={store} holds no manifest.json; build the kernels first: python -m build_tools build"
         )
     manifest = json.loads(manifest_file.read_text())
+    check_sources(store, manifest)
     return make_label(manifest["build"]["nvcc"], manifest["archs"])
+
+
+def check_sources(store: Path, manifest: Mapping[str, Any]) -> None:
+    """Raise where the kernels of a store come from other sources than those beside this file."""
+    if SOURCES.is_dir() and manifest["build"].get("source_hash") != hash_sources(SOURCES):
+        raise ValueError(
+            f"{store} was made from other kernel sources than {SOURCES} holds now, so that code and checks would not "
+            f"belong together; build it again: python -m build_tools build --profile {manifest.get('profile')} "
+            f"--archs {','.join(manifest['archs'])} --store {store}"
+        )
+
+
+def hash_sources(root: Path) -> str:
+    """One hash over the kernel sources, for telling which state of them a library was made from."""
+    digest = hashlib.sha256()
+    for file in sorted(path for path in root.rglob("*") if path.suffix in SOURCE_SUFFIXES and path.is_file()):
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(root).as_posix()} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()
 
 
 def make_label(nvcc_version: str, archs: Sequence[str]) -> str:

@@ -13,11 +13,12 @@ import pytest
 from build_tools.compile import Compiled, UnitResult
 from build_tools.errors import BuildError
 from build_tools.kernel_files import load_kernels
-from build_tools.manifest import RUNS, find_not_run, hash_sources, make_manifest, read_version, union_of_params
+from build_tools.manifest import RUNS, find_not_run, make_manifest, read_version, union_of_params
 from build_tools.plan import Variant
 from build_tools.store import to_json
 from build_tools.toolchain import Toolchain
 from build_tools.units import TracedVariant, make_units
+from build_tools.wheel_label import hash_sources
 from kernels_src.declare import Kernel, dtype_of, forms, grid
 from tests.build_tools.fake_trace import traced
 

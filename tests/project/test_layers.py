@@ -23,9 +23,12 @@ BUILD_DEPENDENCIES = {
     "click",
     "jinja2",
     "tomli",
+    "cyclonedx",
+    "dask",
+    "distributed",  # requirements-dask.txt; only for --executor dask
 }  # build_tools/requirements.txt; tomli is tomllib of Python 3.10
 # Files of build_tools that run on a bare Python: before the environment exists, or inside scikit-build-core.
-BARE_FILES = ("environment.py", "wheel_label.py", "check_wheel.py", "lint.py")
+BARE_FILES = ("environment.py", "wheel_label.py", "check_wheel.py", "lint.py", "archive.py")
 
 
 def imports(file: Path) -> Iterator[tuple[int, str]]:

@@ -68,11 +68,13 @@ def dynamic_entries(binary: Path, tag: str) -> set[str]:
         r"tilekernels/include/tilekernels/ops\.h",
         r"tilekernels/lib/pkgconfig/tilekernels\.pc",
         r"tilekernels/operators\.md",
+        r"tilekernels-.*\.dist-info/sboms/tilekernels\.cdx\.json",
         r"tilekernels-.*\.dist-info/licenses/LICENSE",
         r"tilekernels-.*\.dist-info/licenses/NOTICE",
         r"tilekernels-.*\.dist-info/licenses/licenses/tilelang\.txt",
         r"tilekernels-.*\.dist-info/licenses/licenses/cutlass\.txt",
         r"tilekernels-.*\.dist-info/licenses/licenses/pybind11\.txt",
+        r"tilekernels-.*\.dist-info/licenses/licenses/llvm\.txt",
     ],
 )
 def test_holds_one(wheel: Path, pattern: str) -> None:

@@ -10,9 +10,10 @@ import pytest
 from build_tools import environment, wheel_label
 
 
-def write_store(folder: Path, nvcc: str, archs: list[str]) -> Path:
+def write_store(folder: Path, nvcc: str, archs: list[str], source_hash: str | None = None) -> Path:
     folder.mkdir()
-    (folder / "manifest.json").write_text(json.dumps({"archs": archs, "build": {"nvcc": nvcc}}))
+    build = {"nvcc": nvcc, "source_hash": source_hash or wheel_label.hash_sources(wheel_label.SOURCES)}
+    (folder / "manifest.json").write_text(json.dumps({"profile": "mine", "archs": archs, "build": build}))
     return folder
 
 
@@ -47,6 +48,13 @@ def test_version_without_a_store_has_no_label(monkeypatch: pytest.MonkeyPatch) -
 def test_store_without_kernels_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEKERNELS_STORE", str(tmp_path))
     with pytest.raises(FileNotFoundError, match="python -m build_tools build"):
+        wheel_label.wheel_version()
+
+
+def test_store_of_other_sources_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = write_store(tmp_path / "store", "13.0.88", ["sm_80", "sm_90a"], source_hash="0" * 64)
+    monkeypatch.setenv("TILEKERNELS_STORE", str(store))
+    with pytest.raises(ValueError, match=r"other kernel sources .*build --profile mine --archs sm_80,sm_90a --store"):
         wheel_label.wheel_version()
 
 
