@@ -15,7 +15,6 @@ import fnmatch
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +22,21 @@ from rich.console import Console
 
 from . import progress
 from .cache import Cache
-from .compile import allow_compilers, compile_unit, find_compiled, stop_compilers
+from .compile import compile_key, find_compiled, to_files
 from .errors import BuildError
+from .executors import DEFAULT_PATIENCE, Executor, compiler_id, make_executor
 from .failures import compile_failures, trace_failure
 from .generate import generate_sources
-from .manifest import hash_sources, make_manifest
+from .manifest import make_manifest
 from .plan import Variant, load_kernels, plan, trace_key
 from .profile import Profile
 from .report import Report, TraceTime
+from .shards import Shard, digest_of_plan, import_shards, variants_of_shard, write_shard
 from .store import MANIFEST, Store, to_json, unit_folder, variant_folder
 from .toolchain import Toolchain, find_toolchain
 from .units import TracedVariant, Unit, make_units
-from .workers import Outcome, run_in_workers
+from .wheel_label import hash_sources
+from .workers import Outcome
 
 TRACE_TIMEOUT = 900.0  # seconds a variant; TileLang takes 1 s on average and 6 at most in the kernels seen
 
@@ -50,6 +52,8 @@ class Options:
     store: Path
     cache: Path
     root: Path  # the folder of families
+    executor: str = "local"  # who works: executors.py
+    patience: float = DEFAULT_PATIENCE  # seconds that a Dask cluster may be without workers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Run:
     store: Store
     report: Report
     console: Console
+    executor: Executor
 
 
 # ---- the commands ---------------------------------------------------------------------------------------------------
@@ -82,6 +87,40 @@ def build(options: Options, console: Console) -> Report:
             with _timed(run.report, "generate"):
                 _finish(traced, toolchain, run)
     return run.report
+
+
+def build_shard(options: Options, console: Console, shard: Shard) -> Report:
+    """One part of a build, left in the store for `merge`."""
+    toolchain = find_toolchain()
+    with _started(options, console) as run:
+        run.store.invalidate()
+        with _timed(run.report, "plan"):
+            planned = plan_variants(options)
+            plan_digest = digest_of_plan(map(trace_key, planned))
+            part = variants_of_shard(planned, shard)
+        with _timed(run.report, "trace"):
+            traced = trace_all(part, run)
+        with _timed(run.report, "compile"):
+            units = make_units((variant for _, variant in traced), options.root)
+            compile_all(units, {variant.kernel: str(variant.file) for variant in planned}, toolchain, run)
+        if not run.report.failures:
+            entries = {
+                "trace": {trace_key(variant): _to_files(files) for variant, files in traced},
+                "compile": {
+                    compile_key(result.unit, toolchain): to_files(result.compiled)
+                    for result in run.report.units
+                    if result.compiled is not None
+                },
+            }
+            write_shard(options.store, shard, plan_digest, compiler_id(toolchain), entries)
+    return run.report
+
+
+def merge(options: Options, console: Console, folders: Sequence[Path]) -> Report:
+    """The build whose parts lie in `folders`: the same store as that of a build in one piece."""
+    plan_digest = digest_of_plan(map(trace_key, plan_variants(options)))
+    import_shards(folders, options.cache, plan_digest, compiler_id(find_toolchain()))
+    return build(options, console)
 
 
 def trace_only(options: Options, console: Console) -> Report:
@@ -147,7 +186,7 @@ def trace_all(variants: Sequence[Variant], run: Run) -> list[tuple[Variant, Trac
     outcomes: dict[int, Outcome] = {}
     edited: set[str] = set()
     with progress.stage(run.console, "trace", len(missing)) as advance:
-        for outcome in run_in_workers(trace_files, items, run.options.jobs, TRACE_TIMEOUT):
+        for outcome in run.executor.trace(trace_files, items, TRACE_TIMEOUT):
             index = missing[outcome.index]
             outcomes[index], files[index] = outcome, outcome.value
             if trace_key(variants[index]) != keys[index]:
@@ -178,6 +217,10 @@ def trace_files(variant: Variant) -> dict[str, bytes]:
     return {"kernel.cu": traced.source.encode(), "launch.json": to_json(traced.launch)}
 
 
+def _to_files(traced: TracedVariant) -> dict[str, bytes]:
+    return {"kernel.cu": traced.source.encode(), "launch.json": to_json(traced.launch)}
+
+
 def _from_files(files: Mapping[str, bytes]) -> TracedVariant:
     return TracedVariant(files["kernel.cu"].decode(), json.loads(files["launch.json"]))
 
@@ -193,19 +236,13 @@ def compile_all(units: Sequence[Unit], files: Mapping[str, str], toolchain: Tool
     missing = [unit for unit in units if found[unit.id] is None]
     missing.sort(key=lambda unit: (-len(unit.source), unit.id))  # so that no large one is left alone at the end
     results = [result for result in found.values() if result is not None]
-    allow_compilers()
-    pool = ThreadPoolExecutor(max_workers=run.options.jobs)
-    try:
-        futures = [pool.submit(compile_unit, unit, toolchain, cache, run.options.root) for unit in missing]
-        with progress.stage(run.console, "compile", len(missing)) as advance:
-            for future in as_completed(futures):
-                results.append(future.result())
-                advance(results[-1].unit.id)
-    except BaseException:
-        stop_compilers()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    with (
+        progress.stage(run.console, "compile", len(missing)) as advance,
+        contextlib.closing(run.executor.compile(missing, toolchain, cache, run.options.root)) as compiled,
+    ):
+        for result in compiled:
+            results.append(result)
+            advance(result.unit.id)
     _note_cache(cache, run.report)
     run.report.units = sorted(results, key=lambda result: (result.unit.kernel, result.unit.arch, result.unit.number))
     for result in run.report.units:
@@ -245,7 +282,11 @@ def _started(options: Options, console: Console) -> Iterator[Run]:
     report = Report(options.profile.name, options.archs or options.profile.archs, options.store)
     with store.locked(console.print):
         store.remove_failed()
-        yield Run(options, store, report, console)
+        executor = make_executor(options.executor, options.jobs, options.patience)
+        try:
+            yield Run(options, store, report, console, executor)
+        finally:
+            executor.close()
         report.changed = store.changed
 
 

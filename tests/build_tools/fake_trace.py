@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 from build_tools.errors import TraceError
@@ -94,6 +95,8 @@ def trace_files(variant: Variant) -> dict[str, bytes]:
         )
     if mode == "edits":
         variant.file.write_text(variant.file.read_text() + "# edited\n")
+    if mode == "slow":
+        time.sleep(0.4)
     if mode == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     source = kernel_source(int(config.get("factor", 2)), name=variant.symbol)

@@ -83,6 +83,37 @@ def test_list(run: Callable[..., Result], kernels: Callable[..., Path]) -> None:
     assert listed[1]["config"] == {"factor": 2, "rounding": "down"}
 
 
+def test_list_counts_and_estimates(run: Callable[..., Result], kernels: Callable[..., Path]) -> None:
+    kernels(factor=(2, 3))
+    output = run("list", "--jobs", "1").output
+    (row,) = [line.split("\u2502") for line in output.splitlines() if "demo.scale" in line]
+    assert row[2].strip() == "2"
+    assert int(row[3]) > 0  # no build of it is recorded: the mean of those that are
+    assert "by 1 workers, nothing cached" in output
+
+
+def test_explain_says_where_each_value_came_from(
+    run: Callable[..., Result], kernels: Callable[..., Path], tmp_path: Path
+) -> None:
+    root = kernels(factor=(2, 3, 20), rounding=("up", "down"))
+    profile = tmp_path / "mine.toml"
+    profile.write_text(
+        'archs = ["sm_90a", "sm_80"]\n[operators]\ninclude = ["demo.*"]\n["demo.scale"]\nfactor = [2, 20]\n'
+    )
+    result = run("list", "--explain", "demo.scale", "--profile", str(profile))
+    assert result.output.splitlines() == [
+        f"demo.scale: 4 variants, declared in {root}/demo/scale.py:6",
+        f"  built: include 'demo.*' in {profile}:3",
+        f"  archs: sm_90a from {profile}:1; sm_80: not among the archs in {root}/demo/scale.py:6",
+        f"  factor: 2, 20: from {profile}:5, of 2, 3, 20 in {root}/demo/scale.py:6",
+        f"  rounding: up, down: all that {root}/demo/scale.py:6 declares",
+        "  4 of 6 combinations are built",
+    ]
+    unknown = run("list", "--explain", "moe.*")
+    assert unknown.exit_code == 1
+    assert "--explain moe.* matches no kernel; kernels: demo.scale" in unknown.output
+
+
 def test_build_then_nothing_to_do_then_one_change(
     run: Callable[..., Result], kernels: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -137,7 +168,7 @@ def test_all_failures_are_reported_at_once_and_the_rest_is_built(
     failures = {entry["variant"]: entry for entry in json.loads((tmp_path / "report.json").read_text())["failures"]}
     assert {variant: (entry["stage"], entry["sentence"]) for variant, entry in failures.items()} == {
         "raises_f2": ("trace", "ValueError: no layout fits this tile"),
-        "dies_f2": ("trace", "the worker process died (signal SIGKILL)"),
+        "dies_f2": ("trace", "the worker process died (signal SIGKILL), as did 2 before it"),
         "refused_f2": ("compile", "nvcc ended with exit code 1"),
     }
     for variant, mode in (("raises_f2", "raises"), ("dies_f2", "dies"), ("refused_f2", "refused")):
