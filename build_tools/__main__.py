@@ -1,4 +1,4 @@
-"""`python -m build_tools list|trace|compile|build|clean`: the kernel build from the command line."""
+"""`python -m build_tools list|trace|compile|build|tune|clean`: the kernel build from the command line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .cache import default_cache_folder
 from .errors import BuildError
 from .executors import DEFAULT_PATIENCE
 from .explain import estimate_seconds, explain_kernel
-from .kernel_files import KERNELS_ROOT, load_kernels
+from .kernel_files import KERNELS_ROOT, REPOSITORY, load_kernels
 from .plan import Variant, load_profile
 from .profile import check_archs
 from .progress import make_console
@@ -161,6 +161,25 @@ def build_command(report_file: Path | None, shard: str | None, **options: Any) -
 def merge_command(shards: tuple[Path, ...], report_file: Path | None, **options: Any) -> None:
     """Put the stores of `build --shard` together; give it the options that the shards had."""
     _run(functools.partial(merge, folders=shards), report_file, options)
+
+
+@main.command("tune")
+@click.argument("kernel")
+@click.option("--try", "tried", multiple=True, metavar="NAME=VALUE,...", help="Values of a constant of its file.")
+@click.option("--keep", multiple=True, metavar="AXIS=VALUE,...", help="Build these values of an axis only.")
+@click.option("--pack", type=click.Path(path_type=Path), help="The file.  [default: build/tune/<kernel>.pack]")
+@click.option("--jobs", type=click.IntRange(1), default=_processors, help="Parallel workers.  [default: processors]")
+def tune_command(kernel: str, tried: tuple[str, ...], keep: tuple[str, ...], pack: Path | None, jobs: int) -> None:
+    """Build candidates of a kernel with other constants into one file, for benchmarks/pack.py on a GPU."""
+    from .tune import tune
+
+    console = make_console()
+    with _errors():
+        file = (pack or REPOSITORY / "build" / "tune" / f"{kernel}.pack").resolve()
+        report = tune(kernel, tried, keep, file, jobs, default_cache_folder(), console)
+        if report.failures:
+            print_report(report, console)
+            sys.exit(1)
 
 
 @main.command("clean")

@@ -89,7 +89,7 @@ def c_enumerator(kernel: Kernel, axis: Axis, label: str) -> str:
 
 
 def python_arguments(kernel: Kernel, check: bool) -> list[str]:
-    """The positional parameters of a function of `_C`; in a check, tensors that are written may be None."""
+    """The positional parameters of a function of `_C`; tensors that are written may be asked for, in a check be None."""
     arguments = [f"{param.name}: {_python_type(param, check)}" for param in kernel.params]
     arguments += [f"{axis.name}: {_python_axis_type(axis)}" for axis in kernel.plain_axes]
     return [*arguments, "/"] if arguments else []
@@ -98,7 +98,9 @@ def python_arguments(kernel: Kernel, check: bool) -> list[str]:
 def _python_type(param: Param, check: bool) -> str:
     if not param.is_tensor:
         return _PYTHON_TYPES[param.dtypes[0]]
-    return "Tensor | None" if param.nullable or param.optional or (check and param.written) else "Tensor"
+    absent = " | None" if param.nullable or param.optional or (check and param.written) else ""
+    asked_for = " | tuple[Any, ...]" if param.written and not check else ""
+    return f"Tensor{asked_for}{absent}"
 
 
 def _python_axis_type(axis: Axis) -> str:

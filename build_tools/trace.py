@@ -100,7 +100,7 @@ def _trace(variant: Variant) -> Traced:
         *tensor_map_guards(maps),
     ]
     _name_symbols(variant, launches)
-    source = _rename(str(lowered.kernel_source), launches)
+    source = _wait_for_predecessor(_rename(str(lowered.kernel_source), launches), launches)
     return Traced(source, _launch_content(variant, parameters, unique_guards(guards), launches, maps))
 
 
@@ -158,13 +158,32 @@ def _name_symbols(variant: Variant, launches: list[Launch]) -> None:
         launch.described["symbol"] = variant.symbol if len(launches) == 1 else f"{variant.symbol}_{index}"
 
 
+def _definition(symbol: str) -> re.Pattern[str]:
+    return re.compile(rf"__global__ void (?:__launch_bounds__\([^)]*\) )?{symbol}\([^;]*?\) \{{")
+
+
+# At the head of a kernel, before any access of global memory. Nothing happens in a launch without the attribute.
+_WAIT = """
+  // Programmatic dependent launch: wait for the kernel before this one, then let the next one be set up.
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");"""
+
+
+def _wait_for_predecessor(source: str, launches: list[Launch]) -> str:
+    """Make kernels fit for programmatic dependent launch, except those that say themselves where they wait."""
+    for launch in launches:
+        if launch.described["pdl"] and not attribute_of(launch.function, "has_cuda_pdl_sync"):
+            source = _definition(launch.described["symbol"]).sub(lambda head: head[0] + _WAIT, source)
+    return source
+
+
 def _rename(source: str, launches: list[Launch]) -> str:
     """Give every kernel its final symbol, so that many variants can share a compile unit."""
     symbols = {launch.symbol: launch.described["symbol"] for launch in launches}
     pattern = re.compile(r"\b(" + "|".join(map(re.escape, sorted(symbols, key=len, reverse=True))) + r")\b")
     renamed = pattern.sub(lambda match: symbols[match[1]], source)
     for symbol in symbols.values():
-        if len(re.findall(rf"__global__ void (?:__launch_bounds__\([^)]*\) )?{symbol}\([^;]*?\) \{{", renamed)) != 1:
+        if len(_definition(symbol).findall(renamed)) != 1:
             raise TraceError(
                 f"the source does not define {symbol} once: give the prim_func a name that nothing else has"
             )

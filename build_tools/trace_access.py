@@ -91,6 +91,10 @@ def _pointer_accesses(call: Any, tensors: VarNames) -> Iterator[Access]:
             yield Access(tensor, _intrinsic_bytes(operator, call, element_bytes), node=argument)
 
 
+# common/device.py: what a helper that is handed the pointer moves at once
+_ALIGNED = re.compile(r"tk::aligned<(\d+)>")
+
+
 def _intrinsic_bytes(operator: str, call: Any, element_bytes: int) -> int:
     """How many bytes an intrinsic moves at once; unknown ones are taken to move single elements."""
     name = operator.split(".")[-1]
@@ -101,6 +105,8 @@ def _intrinsic_bytes(operator: str, call: Any, element_bytes: int) -> int:
     if name == "ptx_cp_async":
         count = int(call.args[2].value)
         return count * element_bytes if operator == "tl.ptx_cp_async" else count
+    if name == "call_extern" and (match := _ALIGNED.fullmatch(call.args[0].value)):
+        return int(match[1])
     return element_bytes
 
 

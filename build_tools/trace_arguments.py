@@ -201,6 +201,7 @@ def _read_launch(call: Any, function: Any, name: str, printer: Printer, arch: Ar
         field, index = _LAUNCH_AXES[tag]
         what = f"{name}'s {tag}"
         values[field][index] = printer.number(value, what) if field == "cluster" else printer.text(value, what)
+    cooperative = bool(attribute_of(function, "use_cooperative_groups"))
     described = {
         "symbol": "",
         "source_symbol": name,
@@ -208,8 +209,8 @@ def _read_launch(call: Any, function: Any, name: str, printer: Printer, arch: Ar
         "block": values["block"],
         "cluster": values["cluster"],
         "smem": values["smem"][0],
-        "cooperative": bool(attribute_of(function, "use_cooperative_groups")),
-        "pdl": bool(attribute_of(function, "has_cuda_pdl_sync")),
+        "cooperative": cooperative,
+        "pdl": arch.has_pdl and not cooperative,  # the driver takes no launch that is both
         "args": [],
     }
     _check_fits(described, arch)

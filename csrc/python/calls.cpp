@@ -1,7 +1,9 @@
 #include "calls.h"
 
 #include <climits>
+#include <vector>
 
+#include "outputs.h"
 #include "state.h"
 
 namespace tk::python {
@@ -22,6 +24,9 @@ struct Arguments {
   tk_scalar scalars[kMaxScalars];
   int32_t axes[kMaxAxes];
   int32_t device;
+  int32_t num_requests;             // outputs that are still to be made
+  int32_t requested[kMaxTensors];   // which tensors
+  int32_t arguments[kMaxTensors];   // and which arguments they are
 };
 
 // ---- Refusals ------------------------------------------------------------------------------------------------------
@@ -159,12 +164,19 @@ Read read_tensor(const Entry& entry, const Argument& argument, PyObject* value, 
 Read read_arguments(const Entry& entry, PyObject* const* values, Arguments& out) {
   Read result = Read::on_host;
   int num_tensors = 0, num_scalars = 0, num_axes = 0;
+  PyObject* const* const first = values;
+  out.num_requests = 0;
   for (const Argument& argument : entry.arguments) {
     PyObject* value = *values++;
     if (argument.kind == Kind::tensor) {
       const int index = num_tensors++;
       out.tensors[index] = nullptr;
       if (value == Py_None) continue;
+      if (argument.written && is_request(value)) {
+        out.requested[out.num_requests] = index;
+        out.arguments[out.num_requests++] = static_cast<int32_t>(values - first) - 1;
+        continue;
+      }
       const Read read = read_tensor(entry, argument, value, &out.views[index]);
       if (read == Read::failed) return read;
       out.tensors[index] = &out.views[index];
@@ -188,7 +200,7 @@ const Entry& entry_of(PyObject* self) { return *reinterpret_cast<SelfObject*>(se
 // ---- Calling -------------------------------------------------------------------------------------------------------
 
 [[gnu::cold]] PyObject* raise_unset(const Entry& entry) {
-  PyErr_Format(PyExc_RuntimeError, "%s: set_torch and set_fallback must be called first; import tilekernels does",
+  PyErr_Format(PyExc_RuntimeError, "%s: set_torch, set_allocator and set_fallback must be called first; import tilekernels does",
                entry.name.c_str());
   return nullptr;
 }
@@ -202,11 +214,12 @@ PyObject* call_fallback(PyObject* fallback, const Entry& entry, PyObject* const*
   return result;
 }
 
-PyObject* launch(const Entry& entry, const Arguments& arguments) {
+// Whether the launch was asked of the driver; else a Python error is set.
+bool launch(const Entry& entry, const Arguments& arguments) {
   void* previous = nullptr;
   tk_status status = tk_enter_device(arguments.device, &previous);
   if (status != TK_OK) [[unlikely]]
-    return raise_status(status);
+    return raise_status(status) != nullptr;
   void* stream = nullptr;
   const int failed = state.exchange->current_work_stream(TK_CUDA, arguments.device, &stream);
   if (failed == 0) [[likely]] {
@@ -217,11 +230,65 @@ PyObject* launch(const Entry& entry, const Arguments& arguments) {
     raise_status(status);
   if (previous != nullptr) [[unlikely]] {
     const tk_status left = tk_leave_device(previous);
-    if (failed == 0 && status == TK_OK && left != TK_OK) return raise_status(left);
+    if (failed == 0 && status == TK_OK && left != TK_OK) return raise_status(left) != nullptr;
   }
-  if (failed != 0 || status != TK_OK) [[unlikely]]
-    return nullptr;
-  Py_RETURN_NONE;
+  return failed == 0 && status == TK_OK;
+}
+
+// The outputs of a call as its caller gets them: one by itself, several as a tuple. Steals them.
+PyObject* return_outputs(PyObject* const* outputs, int32_t count) {
+  if (count == 1) return outputs[0];
+  PyObject* tuple = PyTuple_New(count);
+  for (int32_t i = 0; i < count; ++i) {
+    if (tuple != nullptr) {
+      PyTuple_SET_ITEM(tuple, i, outputs[i]);
+    } else {
+      Py_DECREF(outputs[i]);
+    }
+  }
+  return tuple;
+}
+
+// The call again, with the outputs in the place of their requests.
+bool launch_by_fallback(const Entry& entry, PyObject* const* values, const Arguments& arguments,
+                        PyObject* const* outputs) {
+  std::vector<PyObject*> complete(values, values + entry.arguments.size());
+  for (int32_t i = 0; i < arguments.num_requests; ++i) complete[arguments.arguments[i]] = outputs[i];
+  PyObject* result =
+      call_fallback(state.fallback, entry, complete.data(), static_cast<Py_ssize_t>(complete.size()));
+  Py_XDECREF(result);
+  return result != nullptr;
+}
+
+// Makes the outputs that are asked for, if the other arguments are good, and launches.
+PyObject* make_and_launch(const Entry& entry, PyObject* const* values, Arguments& arguments) {
+  if (state.empty_strided == nullptr) [[unlikely]]
+    return raise_unset(entry);
+  const tk_status status = tk_check(entry.kernel, arguments.tensors, arguments.scalars, arguments.axes);
+  if (status != TK_OK) [[unlikely]]
+    return raise_status(status);
+  PyObject* outputs[kMaxTensors];
+  int32_t count = 0;
+  bool good = true, plain = true;
+  while (good && count < arguments.num_requests) {
+    const int32_t index = arguments.requested[count], at = arguments.arguments[count];
+    PyObject* output = make_output(entry, entry.arguments[at], values[at], arguments.device);
+    if (output == nullptr) {
+      good = false;
+      break;
+    }
+    outputs[count++] = output;
+    // A mode that watches torch (fake tensors, counters) may have made something else of it.
+    const Read read = read_tensor(entry, entry.arguments[at], output, &arguments.views[index]);
+    good = read != Read::failed;
+    plain = plain && read == Read::on_cuda;
+    arguments.tensors[index] = &arguments.views[index];
+  }
+  good = good && (plain ? launch(entry, arguments) : launch_by_fallback(entry, values, arguments, outputs));
+  if (good) [[likely]]
+    return return_outputs(outputs, count);
+  while (count > 0) Py_DECREF(outputs[--count]);
+  return nullptr;
 }
 
 }  // namespace
@@ -246,7 +313,11 @@ PyObject* call_kernel(PyObject* self, PyObject* const* args, Py_ssize_t num_args
   Arguments arguments;
   switch (read_arguments(entry, args, arguments)) {
     case Read::failed: return nullptr;
-    case Read::on_cuda: return launch(entry, arguments);
+    case Read::on_cuda:
+      if (arguments.num_requests > 0) return make_and_launch(entry, args, arguments);
+      if (!launch(entry, arguments)) [[unlikely]]
+        return nullptr;
+      Py_RETURN_NONE;
     case Read::on_host:
     case Read::opaque: return call_fallback(state.fallback, entry, args, num_args);
   }

@@ -23,7 +23,7 @@ void add_params(Entry& entry, int32_t num_params) {
     info.size = sizeof info;
     tk_describe_param(entry.kernel, i, &info);
     const Kind kind = info.is_tensor ? Kind::tensor : scalar_kind(tk_param_dtype(entry.kernel, i, 0));
-    entry.arguments.push_back({kind, info.name, {}});
+    entry.arguments.push_back({kind, info.name, info.written != 0, {}});
   }
 }
 
@@ -32,10 +32,10 @@ void add_plain_axes(Entry& entry, int32_t num_axes) {
     tk_axis_info info{};
     info.size = sizeof info;
     tk_describe_axis(entry.kernel, i, &info);
-    if (info.kind == TK_AXIS_NUMBER) entry.arguments.push_back({Kind::number, info.name, {}});
-    if (info.kind == TK_AXIS_FLAG) entry.arguments.push_back({Kind::flag, info.name, {}});
+    if (info.kind == TK_AXIS_NUMBER) entry.arguments.push_back({Kind::number, info.name, false, {}});
+    if (info.kind == TK_AXIS_FLAG) entry.arguments.push_back({Kind::flag, info.name, false, {}});
     if (info.kind != TK_AXIS_CHOICE) continue;
-    Argument& argument = entry.arguments.emplace_back(Argument{Kind::choice, info.name, {}});
+    Argument& argument = entry.arguments.emplace_back(Argument{Kind::choice, info.name, false, {}});
     for (int32_t label = 0; label < info.num_values; ++label) {
       argument.labels.push_back(PyUnicode_InternFromString(info.labels[label]));
     }

@@ -19,6 +19,7 @@ enum class Kind { tensor, float32, float64, int32, int64, boolean, number, flag,
 struct Argument {
   Kind kind;
   const char* name;
+  bool written;                   // a tensor that the kernel writes: it may be asked for instead of given
   std::vector<PyObject*> labels;  // of a choice: interned strings, so that a literal is found by its address
 };
 

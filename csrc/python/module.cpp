@@ -40,6 +40,11 @@ void set_torch(const py::type& tensor_type, const py::type& parameter_type, cons
   replace(state.parameter_type, parameter_type);
 }
 
+void set_allocator(const py::function& empty_strided, const py::type& device_type) {
+  replace(state.empty_strided, empty_strided);
+  replace(state.device_type, device_type);
+}
+
 void set_errors(const py::type& argument_error, const py::type& argument_type_error, const py::type& not_built_error,
                 const py::type& device_error) {
   replace(state.argument_error, argument_error);
@@ -95,12 +100,15 @@ py::list kernels() {
 PYBIND11_MODULE(_C, module, py::multiple_interpreters::not_supported()) {
   module.doc() = "The compiled kernels of tilekernels.";
   module.def("set_torch", &set_torch, py::arg("tensor_type"), py::arg("parameter_type"), py::arg("exchange_api"));
+  module.def("set_allocator", &set_allocator, py::arg("empty_strided"), py::arg("device_type"));
   module.def("set_errors", &set_errors, py::arg("argument_error"), py::arg("argument_type_error"),
              py::arg("not_built_error"), py::arg("device_error"));
   module.def("set_fallback", &set_fallback, py::arg("fallback"));
   module.def("set_check_fallback", &set_check_fallback, py::arg("fallback"));
   module.def("kernels", &kernels);
   module.def("preload", &preload, py::arg("names") = py::none(), py::arg("device") = -1);
+  module.def("set_pdl", [](bool enabled) { tk_set_pdl(enabled ? 1 : 0); }, py::arg("enabled"));
+  module.def("get_pdl", [] { return tk_get_pdl() != 0; });
   module.def("devices", &describe_devices);
   module.def("driver_version", &driver_version, "CUDA version of the driver, such as 13000; None without one");
   module.def("required_driver_version", &tk_required_driver_version);

@@ -12,6 +12,8 @@ struct State {
   PyObject* tensor_type = nullptr;     // torch.Tensor
   PyObject* parameter_type = nullptr;  // torch.nn.Parameter
   const ExchangeApi* exchange = nullptr;
+  PyObject* empty_strided = nullptr;   // torch.empty_strided
+  PyObject* device_type = nullptr;     // torch.device
   PyObject* fallback = nullptr;        // fallback(kernel name, arguments)
   PyObject* check_fallback = nullptr;  // the same for a check; may stay unset
   PyObject* argument_error = nullptr;

@@ -1,5 +1,5 @@
-// One call, in order: parameters against the tables, axes, key, bind, device, variant, launch. Nothing here allocates,
-// locks or makes text unless the call fails.
+// One call, in order: parameters against the tables, axes, key, bind, device, variant, launch; or the plan of an earlier
+// call like it. Nothing here allocates, locks or makes text unless the call fails.
 #include "call.h"
 
 #include "call_errors.h"
@@ -7,6 +7,7 @@
 #include "launcher.h"
 #include "loader.h"
 #include "message.h"
+#include "plans.h"
 
 namespace tk {
 
@@ -172,12 +173,15 @@ bool next_digits(const KernelDesc& kernel, const bool* open, int32_t* digits) {
   return false;
 }
 
-}  // namespace
+struct Choice {
+  const Driver* driver;
+  const Device* device;
+  const VariantDesc* variant;
+};
 
-tk_status call(const KernelDesc& kernel, const tk_tensor* const* tensors, const tk_scalar* scalars, const int32_t* axes,
-               tk_stream stream) {
-  Frame frame;
-  start(frame, kernel, tensors, scalars, false);
+// Checks a call and binds the frame to it.
+tk_status choose(Frame& frame, const int32_t* axes, Choice* choice) {
+  const KernelDesc& kernel = *frame.kernel;
   const tk_tensor* first = nullptr;
   TK_RETURN_IF_ERROR(check_params(frame, &first));
   int32_t digits[kMaxAxes];
@@ -186,17 +190,45 @@ tk_status call(const KernelDesc& kernel, const tk_tensor* const* tensors, const 
   if (key.num == 0) [[unlikely]]
     return fail_not_built(kernel, digits);
   TK_RETURN_IF_ERROR(bind_key(frame, key));
-  const Driver* driver = nullptr;
-  const Device* device = nullptr;
-  const VariantDesc* variant = nullptr;
   if (first != nullptr && first->device.device_type == TK_CPU) [[unlikely]]
     return fail_not_cuda(frame, *first);
-  TK_RETURN_IF_ERROR(find_driver(&driver));
-  TK_RETURN_IF_ERROR(find_current_device(*driver, &device));
-  TK_RETURN_IF_ERROR(check_on_gpu(frame, first, *device));
-  TK_RETURN_IF_ERROR(find_variant(frame, *device, key, &variant));
-  Launcher launcher(*driver, *device, *variant, stream);
-  return variant->launch(frame, launcher);
+  TK_RETURN_IF_ERROR(find_driver(&choice->driver));
+  TK_RETURN_IF_ERROR(find_current_device(*choice->driver, &choice->device));
+  TK_RETURN_IF_ERROR(check_on_gpu(frame, first, *choice->device));
+  return find_variant(frame, *choice->device, key, &choice->variant);
+}
+
+tk_status launch_plan(const Plan& plan, const Driver& driver, const tk_tensor* const* tensors,
+                      const tk_scalar* scalars, tk_stream stream) {
+  Frame frame;
+  start(frame, *plan.kernel, tensors, scalars, false);
+  frame.signature = plan.signature;
+  frame.bound = plan.bound;
+  for (int32_t i = 0; i < plan.signature->num_symbols; ++i) frame.symbols[i] = plan.symbols[i];
+  Launcher launcher(driver, *plan.device, *plan.variant, stream, plan.functions);
+  return plan.variant->launch(frame, launcher);
+}
+
+}  // namespace
+
+tk_status call(const KernelDesc& kernel, const tk_tensor* const* tensors, const tk_scalar* scalars, const int32_t* axes,
+               tk_stream stream) {
+  CallKey key;
+  Plan* plan = nullptr;
+  const Driver* driver = open_driver_table.load(std::memory_order_acquire);
+  if (driver != nullptr && make_key(*driver, kernel, tensors, scalars, axes, &key)) [[likely]] {
+    plan = &plan_of(kernel, key);
+    if (is_plan_of(*plan, kernel, key)) [[likely]]
+      return launch_plan(*plan, *driver, tensors, scalars, stream);
+  }
+  Frame frame;
+  Choice choice = {};
+  start(frame, kernel, tensors, scalars, false);
+  TK_RETURN_IF_ERROR(choose(frame, axes, &choice));
+  Launcher launcher(*choice.driver, *choice.device, *choice.variant, stream);
+  TK_RETURN_IF_ERROR(choice.variant->launch(frame, launcher));
+  if (plan != nullptr) keep_plan(*choice.driver, frame, *choice.device, *choice.variant, key, plan);
+  return TK_OK;
 }
 
 tk_status check(const KernelDesc& kernel, const tk_tensor* const* tensors, const tk_scalar* scalars,

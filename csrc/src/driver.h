@@ -16,8 +16,8 @@ using CUdevice = int;
 using CUcontext = void*;
 using CUstream = void*;
 using CUlibrary = void*;
-using CUkernel = void*;  // independent of contexts; accepted wherever the driver takes a function
-using CUfunction = void*;
+using CUkernel = void*;    // independent of contexts; accepted wherever the driver takes a function
+using CUfunction = void*;  // of one context
 
 enum : CUresult {
   CUDA_SUCCESS = 0,
@@ -100,6 +100,7 @@ enum CUtensorMapDataType : int {
   X(cuCtxGetDevice, cuCtxGetDevice, (CUdevice * device))                                                     \
   X(cuCtxGetCurrent, cuCtxGetCurrent, (CUcontext * context))                                                 \
   X(cuCtxSetCurrent, cuCtxSetCurrent, (CUcontext context))                                                   \
+  X(cuCtxGetId, cuCtxGetId, (CUcontext context, unsigned long long* id))                                     \
   X(cuLibraryLoadData, cuLibraryLoadData,                                                                    \
     (CUlibrary * library, const void* code, int* jit_options, void** jit_values, unsigned num_jit_options,   \
      CUlibraryOption* options, void** values, unsigned num_options))                                         \

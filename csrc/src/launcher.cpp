@@ -3,6 +3,8 @@
 #include "check.h"
 #include "loader.h"
 #include "message.h"
+#include "pdl.h"
+#include "plans.h"
 
 namespace tk {
 
@@ -103,7 +105,7 @@ unsigned fill_attributes(const LaunchDesc& launch, CUlaunchAttribute* attributes
     attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
     attribute.value.clusterDim = {launch.cluster[0], launch.cluster[1], launch.cluster[2]};
   }
-  if (launch.pdl) {
+  if (launch.pdl && is_pdl_on()) {
     CUlaunchAttribute& attribute = attributes[count++];
     attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
     attribute.value.programmaticStreamSerializationAllowed = 1;
@@ -143,8 +145,8 @@ tk_status Launcher::launch(const Frame& frame, int index, const Geometry& geomet
   if (geometry.smem > device_.max_smem) [[unlikely]]
     return fail_smem(frame, device_, geometry.smem);
   const LaunchDesc& launch = variant_.launches[index];
-  CUkernel kernel = nullptr;
-  TK_RETURN_IF_ERROR(find_kernel(driver_, device_, *frame.kernel, variant_, index, &kernel));
+  CUfunction kernel = functions_ != nullptr && index < Plan::kMaxLaunches ? functions_[index] : nullptr;
+  if (kernel == nullptr) TK_RETURN_IF_ERROR(find_kernel(driver_, device_, *frame.kernel, variant_, index, &kernel));
   if (launch.cooperative) {
     TK_RETURN_IF_ERROR(check_residency(driver_, device_, frame, variant_.states[index], kernel, geometry));
   }

@@ -39,8 +39,10 @@ struct TensorMapDesc {
 // One call on its way to one device and stream.
 class Launcher {
  public:
-  Launcher(const Driver& driver, const Device& device, const VariantDesc& variant, tk_stream stream)
-      : driver_(driver), device_(device), variant_(variant), stream_(stream) {}
+  // functions: those of the current context for the first Plan::kMaxLaunches launches, null where unknown
+  Launcher(const Driver& driver, const Device& device, const VariantDesc& variant, tk_stream stream,
+           void* const* functions = nullptr)
+      : driver_(driver), device_(device), variant_(variant), stream_(stream), functions_(functions) {}
 
   // global_dim: rank elements, innermost first. global_stride: rank - 1, in bytes, without the innermost.
   tk_status make_map(const Frame& frame, const TensorMapDesc& desc, const int64_t* global_dim,
@@ -55,6 +57,7 @@ class Launcher {
   const Device& device_;
   const VariantDesc& variant_;
   tk_stream stream_;
+  void* const* functions_;
 };
 
 }  // namespace tk

@@ -87,7 +87,7 @@ struct Signature {
 struct LaunchDesc {
   const char* symbol;
   bool cooperative;
-  bool pdl;  // programmatic dependent launch
+  bool pdl;  // fit for programmatic dependent launch
   uint32_t cluster[3];
 };
 

@@ -14,16 +14,31 @@ from .errors import ArgumentError, ArgumentTypeError, DeviceError, NotBuiltError
 if TYPE_CHECKING:
     import torch
 
-    from . import config, errors, layout, moe, quant, testing, transpose
+    from . import config, engram, errors, gemm, layout, mhc, moe, quant, testing, transform, transpose, v1
 
-_LAZY_MODULES = ("config", "errors", "layout", "moe", "quant", "testing", "transpose")
+_LAZY_MODULES = (
+    "config",
+    "engram",
+    "errors",
+    "gemm",
+    "layout",
+    "mhc",
+    "moe",
+    "quant",
+    "testing",
+    "transform",
+    "transpose",
+    "v1",
+)
 _CONFIG_NAMES = (
     "get_amax_clamp_for_quant",
     "get_device_num_sms",
     "get_num_sms",
+    "get_pdl",
     "get_token_alignment",
     "set_amax_clamp_for_quant",
     "set_num_sms",
+    "set_pdl",
     "set_token_alignment",
 )
 
@@ -35,20 +50,27 @@ __all__ = [
     "__version__",
     "config",
     "covers",
+    "engram",
     "errors",
+    "gemm",
     "get_amax_clamp_for_quant",
     "get_device_num_sms",
     "get_num_sms",
+    "get_pdl",
     "get_token_alignment",
     "layout",
+    "mhc",
     "moe",
     "preload",
     "quant",
     "set_amax_clamp_for_quant",
     "set_num_sms",
+    "set_pdl",
     "set_token_alignment",
     "testing",
+    "transform",
     "transpose",
+    "v1",
 ]
 
 

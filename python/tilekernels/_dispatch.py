@@ -14,6 +14,7 @@ from torch.compiler import is_dynamo_compiling
 
 from ._library import check_devices, check_metadata, define_operator
 from ._native import load_native
+from ._outputs import is_request, make_output
 from .errors import ArgumentError, ArgumentTypeError, DeviceError, NotBuiltError
 
 __all__ = ["Launch", "kernel", "preload_kernels"]
@@ -26,7 +27,8 @@ class Launch(Protocol):
 
     check: Callable[..., None]  # the same arguments; written tensors may be None. Raises before anything is allocated
 
-    def __call__(self, *args: Any) -> None: ...
+    # Outputs may be asked for (_outputs.py): they are returned, one by itself, several as a tuple.
+    def __call__(self, *args: Any) -> Any: ...
 
 
 def kernel(name: str, cpu: Callable[..., None]) -> Launch:
@@ -42,11 +44,10 @@ def kernel(name: str, cpu: Callable[..., None]) -> Launch:
 
     # `is_dynamo_compiling` is a constant while torch.compile traces. Here the two functions add 60 ns to a call; found
     # through torch's modules on each call, it alone would add 200.
-    def launch(*args: Any) -> None:
+    def launch(*args: Any) -> Any:
         if is_dynamo_compiling():
-            operator(*args)
-        else:
-            native(*args)
+            return _run_operator(operator, check, args)
+        return native(*args)
 
     def check(*args: Any) -> None:
         if not is_dynamo_compiling():
@@ -65,6 +66,7 @@ def load_extension() -> ModuleType | None:
     if exchange is None:
         raise ImportError(f"tilekernels needs torch >= {_OLDEST_TORCH}, got {torch.__version__}")
     extension.set_torch(torch.Tensor, torch.nn.Parameter, exchange)
+    extension.set_allocator(torch.empty_strided, torch.device)
     extension.set_errors(ArgumentError, ArgumentTypeError, NotBuiltError, DeviceError)
     extension.set_fallback(_fallback)
     extension.set_check_fallback(_check_fallback)
@@ -91,8 +93,28 @@ def _table() -> dict[str, dict[str, Any]]:
     return {entry["name"]: entry for entry in extension.kernels()} if extension else {}
 
 
-def _fallback(name: str, args: Sequence[Any]) -> None:
+def _run_operator(operator: Callable[..., None], check: Callable[..., None], args: Sequence[Any]) -> Any:
+    """The torch operator, after making the outputs that are asked for."""
+    requested = [at for at, value in enumerate(args) if is_request(value)]
+    if not requested:
+        return operator(*args)
+    check(*(None if at in requested else value for at, value in enumerate(args)))
+    device = next((value.device for value in args if isinstance(value, torch.Tensor)), None)
+    complete = [make_output(value, device) if at in requested else value for at, value in enumerate(args)]
+    operator(*complete)
+    outputs = [complete[at] for at in requested]
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def _fallback(name: str, args: Sequence[Any]) -> Any:
     """Takes over from the extension for tensors that are not exactly torch's own on CUDA: CPU, fake, subclasses."""
+    if any(map(is_request, args)):
+        check = getattr(load_extension(), f"check_{name.replace('.', '_')}")
+        return _run_operator(functools.partial(_fallback_operator, name), check, args)
+    return _fallback_operator(name, *args)
+
+
+def _fallback_operator(name: str, *args: Any) -> None:
     tensors = [value for value in args if isinstance(value, torch.Tensor)]
     if any(each.is_cuda for each in tensors) and all(type(each) in _EXACT_TYPES for each in tensors):
         # The torch operator would only come back here. Either they lie on two devices, which the check words, or:
@@ -113,7 +135,10 @@ def _check_fallback(name: str, args: Sequence[Any]) -> None:
 def _make_unbuilt(name: str, cpu: Callable[..., None]) -> Launch:
     """The operator in a build that lacks its kernel: the reference on CPU, an error that helps on a GPU."""
 
-    def launch(*args: Any) -> None:
+    def launch(*args: Any) -> Any:
+        return _run_operator(run, _no_check, args)
+
+    def run(*args: Any) -> None:
         devices = {value.device.type for value in args if isinstance(value, torch.Tensor)}
         if devices <= {"cpu"}:
             with torch.no_grad():
@@ -138,7 +163,7 @@ def _no_check(*args: Any) -> None:
     """Without the extension's table there is nothing to check against."""
 
 
-def _as_launch(launch: Callable[..., None], check: Callable[..., None], name: str) -> Launch:
+def _as_launch(launch: Callable[..., Any], check: Callable[..., None], name: str) -> Launch:
     launch.__name__ = launch.__qualname__ = name.replace(".", "_")
     result = cast(Launch, launch)
     result.check = check

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .errors import ArgumentError, DeviceError, argument_error, argument_type_error, check_int
+from ._native import load_native
+from .errors import ArgumentError, DeviceError, NotBuiltError, argument_error, argument_type_error, check_int
 
 if TYPE_CHECKING:
     import torch
@@ -17,10 +18,12 @@ __all__ = [
     "get_amax_clamp_for_quant",
     "get_device_num_sms",
     "get_num_sms",
+    "get_pdl",
     "get_token_alignment",
     "reset_runtime_config",
     "set_amax_clamp_for_quant",
     "set_num_sms",
+    "set_pdl",
     "set_token_alignment",
 ]
 
@@ -122,9 +125,32 @@ def num_sms_for(device: torch.device) -> int:
     return num_sms if _num_sms is None else min(_num_sms, num_sms)
 
 
+def set_pdl(flag: bool) -> None:
+    """Turns programmatic dependent launch on or off for all calls of the process; off at first.
+
+    Kernels of this package are then set up while the kernel before them in the stream still runs, and wait for its end
+    before they touch memory: results are the same. Without effect on GPUs below 9.0 and on cooperative kernels. The
+    setting is the library's own, `tk_set_pdl` in C, where `tk_set_thread_pdl` decides for single calls.
+    """
+    if not isinstance(flag, bool):
+        raise argument_type_error("config.set_pdl", "flag", "be a bool", type(flag).__name__)
+    extension = load_native()
+    if extension is None:
+        raise NotBuiltError("config.set_pdl: this tree has no compiled kernels; install a wheel")
+    extension.set_pdl(flag)
+
+
+def get_pdl() -> bool:
+    """Whether kernels are launched dependently on the one before, as `set_pdl` set it."""
+    extension = load_native()
+    return extension is not None and bool(extension.get_pdl())
+
+
 def reset_runtime_config() -> None:
     """Puts every setting of this module back to its default."""
     global _num_sms, _token_alignment
+    if get_pdl():
+        set_pdl(False)
     _num_sms = None
     _token_alignment = _DEFAULT_TOKEN_ALIGNMENT
     _amax_clamp.update(_DEFAULT_AMAX_CLAMP)

@@ -12,7 +12,10 @@ __all__ = [
     "argument_error",
     "argument_type_error",
     "check_int",
+    "shape_of",
 ]
+
+from typing import Any
 
 
 class ArgumentError(ValueError):
@@ -53,3 +56,16 @@ def check_int(
         raise argument_error(operator, argument, f"be at least {lowest}", value)
     if highest is not None and not lowest <= value <= highest:
         raise argument_error(operator, argument, f"be between {lowest} and {highest}", value)
+
+
+def shape_of(operator: str, argument: str, tensor: Any, rank: int) -> tuple[int, ...]:
+    """The sizes of a tensor of `rank` dimensions, before the extension has looked at it."""
+    try:
+        shape: tuple[int, ...] = tensor.shape
+        if len(shape) == rank:
+            return shape
+    except (AttributeError, TypeError):
+        raise argument_type_error(
+            operator, argument, "be a tensor", "None" if tensor is None else type(tensor).__name__
+        ) from None
+    raise argument_error(operator, argument, f"have {rank} dimensions", len(shape))

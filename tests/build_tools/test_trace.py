@@ -77,7 +77,7 @@ def test_launch_of_a_strided_copy() -> None:
                 "cluster": [1, 1, 1],
                 "smem": "0",
                 "cooperative": False,
-                "pdl": False,
+                "pdl": True,
                 "args": [
                     {"tensor": "out"},
                     {"tensor": "x"},
@@ -157,9 +157,30 @@ def test_cluster() -> None:
     assert launch["grid"] == ["floordiv(n + 63, 64) * 2", "1", "1"]
 
 
-def test_dependent_launch_where_the_gpu_has_it() -> None:
-    assert traced("dependent").launch["launches"][0]["pdl"] is True
-    assert traced("dependent", arch="sm_80").launch["launches"][0]["pdl"] is False
+@pytest.mark.parametrize("kernel", ["two_kernels", "dependent"])
+def test_kernels_wait_for_their_predecessor_where_the_gpu_can(kernel: str) -> None:
+    """Once in each launch: those of `dependent` stand in its own source, by TileLang's words for them."""
+    launches = traced(kernel).launch["launches"]
+    source = traced(kernel).source
+    assert [launch["pdl"] for launch in launches] == [True] * len(launches)
+    own = kernel == "dependent"
+    assert source.count("griddepcontrol.wait") == (0 if own else len(launches))
+    assert source.count("cudaGridDependencySynchronize") == (1 if own else 0)
+    before = traced(kernel, arch="sm_80")
+    assert not any(launch["pdl"] for launch in before.launch["launches"])
+    assert "griddepcontrol" not in before.source
+
+
+def test_waiting_is_the_first_thing_that_a_kernel_does() -> None:
+    """No access of global memory stands before it."""
+    source = traced("two_kernels").source
+    heads = re.findall(r"__launch_bounds__\(128, 1\) \w+\([^;]*?\) \{\s*//[^\n]*\n\s*(\S+)", source)
+    assert heads == ["asm", "asm"]
+
+
+def test_a_cooperative_launch_is_never_dependent() -> None:
+    assert traced("cooperative").launch["launches"][0]["pdl"] is False
+    assert "griddepcontrol" not in traced("cooperative").source
 
 
 def test_cooperative_launch_with_the_grid_of_a_scalar() -> None:

@@ -180,6 +180,17 @@ FAKE cuCtxSetCurrent(void* context) {
   return kSuccess;
 }
 
+// Contexts are never freed, so that an address is as good as a number.
+FAKE cuCtxGetId(void* context, unsigned long long* id) {
+  NEEDS_INIT;
+  if (context == nullptr) {
+    NEEDS_CONTEXT;
+    context = current;
+  }
+  *id = reinterpret_cast<size_t>(context);
+  return kSuccess;
+}
+
 FAKE cuLibraryLoadData(void** library, const void* code, int*, void**, unsigned num_jit_options, int* options, void**,
                        unsigned num_options) {
   NEEDS_INIT;

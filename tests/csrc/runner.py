@@ -109,6 +109,13 @@ class Session:
         array = (ctypes.c_char_p * len(names or []))(*(name.encode() for name in names or []))
         return self._answer(self.library.tk_preload(array if names is not None else None, len(names or []), device))
 
+    def do_set_pdl(self, enabled: bool) -> int:
+        self.library.tk_set_pdl(int(enabled))
+        return int(self.library.tk_get_pdl())
+
+    def do_set_thread_pdl(self, mode: str) -> int:
+        return int(self.library.tk_set_thread_pdl(("default", "off", "on").index(mode)))
+
     def do_status_names(self) -> list[str]:
         return [self.library.tk_status_name(status).decode() for status in range(13)]
 

@@ -65,6 +65,14 @@ def workspace_size(
     return step | {"do": "workspace_size", "param": param, "num_sms": num_sms}
 
 
+def set_pdl(enabled: bool) -> Step:
+    return {"do": "set_pdl", "enabled": enabled}
+
+
+def set_thread_pdl(mode: str) -> Step:
+    return {"do": "set_thread_pdl", "mode": mode}
+
+
 def enter(device: int = 0) -> Step:
     return {"do": "enter", "device": device}
 
@@ -109,7 +117,7 @@ class Result:
 
     @property
     def statuses(self) -> list[str]:
-        return [answer["status"] for answer in self.answers]
+        return [answer["status"] for answer in self.answers if isinstance(answer, dict)]
 
     @property
     def last(self) -> tuple[str, str]:

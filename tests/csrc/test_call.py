@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from tests.csrc.steps import CUDA, Runtime, call, cast, enter, sync, tensor, topk, transpose
+from tests.csrc.steps import CUDA, Runtime, call, cast, enter, set_pdl, set_thread_pdl, sync, tensor, topk, transpose
 
 UINT16, SWIZZLE_128B, L2_128B = 1, 3, 2  # the driver's enums, as hand_tables.cpp asks for them
 
@@ -91,7 +91,7 @@ def test_empty_grid_is_skipped_before_tensor_maps(runtime: Runtime, rows: int, c
 
 
 def test_several_launches_with_cluster_and_programmatic_dependent_launch(runtime: Runtime) -> None:
-    result = runtime.run(enter(), topk())
+    result = runtime.run(enter(), set_pdl(True), topk())
     first, second = result.launches
     assert result.last == ("TK_OK", "")
     assert (first["name"], first["grid"], first["block"]) == ("tk_demo_topk__softmax_0", [4, 1, 1], [32, 4, 1])
@@ -99,6 +99,27 @@ def test_several_launches_with_cluster_and_programmatic_dependent_launch(runtime
     assert (second["name"], second["grid"], second["attributes"]) == ("tk_demo_topk__softmax_1", [6, 4, 1], {"pdl": 1})
     assert first["arguments"][2:] == [int32(6), int32(4), struct.pack("<f", 0.5).hex()]
     assert second["arguments"][3] == struct.pack("<q", 64).hex()
+
+
+def test_dependent_launches_are_asked_for(runtime: Runtime) -> None:
+    """Off at first, then by the process, then by a thread, whose word is the last; other threads do not hear it."""
+    steps = [
+        topk(),
+        set_pdl(True),
+        topk(),
+        set_thread_pdl("off"),
+        topk(),
+        {"do": "threads", "count": 1, "steps": [enter(), topk()]},
+        set_pdl(False),
+        set_thread_pdl("on"),
+        topk(),
+        set_thread_pdl("default"),
+        topk(),
+    ]
+    result = runtime.run(enter(), *steps)
+    assert [answer for answer in result.answers if isinstance(answer, int)] == [1, 0, 0, 1, 2]
+    dependent = ["pdl" in launch["attributes"] for launch in result.launches if launch["name"].endswith("_1")]
+    assert dependent == [False, True, False, True, True, False]
 
 
 @pytest.mark.parametrize("scale", [None, tensor("float32", 5, data=0x5000)], ids=["absent", "given"])

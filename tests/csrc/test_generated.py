@@ -86,7 +86,7 @@ def test_arguments_reach_the_kernel_in_its_order(golden: Runtime) -> None:
     assert launch["name"] == "tk_demo_cast__e4m3_npc32_nearest_no_transposed"
     assert launch["arguments"] == [value.hex() for value in expected]
     assert (launch["grid"], launch["block"], launch["smem"]) == ([3, 2, 1], [128, 1, 1], 0)
-    assert launch["attributes"] == {"pdl": 1}
+    assert launch["attributes"] == {}
     assert launch["stream"] == STREAM
 
 

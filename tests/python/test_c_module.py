@@ -166,7 +166,7 @@ def test_import_needs_no_torch(answers: dict[str, list[str | None]]) -> None:
 def test_call_before_torch_is_known_says_so(answers: dict[str, list[str | None]]) -> None:
     assert answers["unset"] == [
         "RuntimeError",
-        "demo.transpose: set_torch and set_fallback must be called first; import tilekernels does",
+        "demo.transpose: set_torch, set_allocator and set_fallback must be called first; import tilekernels does",
     ]
 
 

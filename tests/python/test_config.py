@@ -96,11 +96,22 @@ def test_sm_limit_on_a_gpu() -> None:
     assert config.num_sms_for(device) == all_sms
 
 
+def test_dependent_launches_are_off_until_asked_for() -> None:
+    assert config.get_pdl() is False
+    tilekernels.set_pdl(True)
+    assert tilekernels.get_pdl() is True
+    with pytest.raises(ArgumentTypeError, match=r"^config\.set_pdl: flag must be a bool, got int$"):
+        config.set_pdl(1)
+    assert tilekernels.get_pdl() is True
+
+
 def test_reset_restores_everything() -> None:
+    config.set_pdl(True)
     config.set_token_alignment(16)
     config.set_num_sms(1)
     config.set_amax_clamp_for_quant("e4m3", False, 1.0)
     config.reset_runtime_config()
     assert config._num_sms is None
+    assert config.get_pdl() is False
     assert config.get_token_alignment() == 128
     assert config.get_amax_clamp_for_quant("e4m3", False) == 1e-4

@@ -129,6 +129,24 @@ TK_API tk_status tk_check(const tk_kernel* kernel, const tk_tensor* const* tenso
  * used (the one of cudart and torch), or -1 for the current context. */
 TK_API tk_status tk_preload(const char* const* names, int32_t num_names, int32_t device);
 
+/* ---- Programmatic dependent launch --------------------------------------------------------------------------------
+ * A kernel that is launched so may be set up while the one before it in the stream still runs; it waits for that one's
+ * end before it touches memory, so results are the same. GPUs below 9.0 and cooperative kernels are launched as
+ * always. Off at first. */
+
+/* For all calls of the process. */
+TK_API void tk_set_pdl(int32_t enabled);
+TK_API int32_t tk_get_pdl(void);
+
+typedef enum tk_pdl_mode {
+  TK_PDL_DEFAULT = 0, /* as tk_set_pdl says */
+  TK_PDL_OFF = 1,
+  TK_PDL_ON = 2
+} tk_pdl_mode;
+
+/* For calls of this thread, so that around a call it is a choice for that call. Returns the mode before. */
+TK_API tk_pdl_mode tk_set_thread_pdl(tk_pdl_mode mode);
+
 /* ---- What the library holds ------------------------------------------------------------------------------------ */
 
 typedef enum tk_axis_kind {

@@ -230,6 +230,18 @@ class DeviceScope {
   void* previous_ = nullptr;
 };
 
+// Launches the calls of this thread dependently, or not, for a scope.
+class PdlScope {
+ public:
+  explicit PdlScope(bool enabled) : previous_(tk_set_thread_pdl(enabled ? TK_PDL_ON : TK_PDL_OFF)) {}
+  ~PdlScope() { tk_set_thread_pdl(previous_); }
+  PdlScope(const PdlScope&) = delete;
+  PdlScope& operator=(const PdlScope&) = delete;
+
+ private:
+  tk_pdl_mode previous_;
+};
+
 // ---- What the library holds ----------------------------------------------------------------------------------------
 
 // Whether a kernel such as "moe.topk_gate" is in the library at all, or for an arch such as "sm_90a".

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from .._outputs import empty_matrix
-from ..errors import argument_error, check_int
+from ..errors import argument_error, check_int, shape_of
 from ..testing.cases import BenchCase
 
 MAX_TOPK = 32  # a warp holds one selected expert per lane
@@ -20,14 +19,11 @@ def topk_gate(scores: torch.Tensor, num_topk: int) -> torch.Tensor:
     scores: (num_tokens, num_experts) fp32, dense. num_topk: 1 to 32, at most num_experts.
     Returns int64 (num_tokens, num_topk). The indices of a row are distinct whatever its scores; NaN ranks below -inf.
     """
-    _topk_gate.check(scores, None)
-    num_tokens, num_experts = scores.shape
+    num_tokens, num_experts = shape_of("moe.topk_gate", "scores", scores, 2)
     check_int("moe.topk_gate", "num_topk", num_topk, 1, MAX_TOPK)
     if num_topk > num_experts:
         raise argument_error("moe.topk_gate", "num_topk", f"be at most the number of experts {num_experts}", num_topk)
-    topk_idx = empty_matrix(num_tokens, num_topk, torch.int64, scores.device)
-    _topk_gate(scores, topk_idx)
-    return topk_idx
+    return _topk_gate(scores, (torch.int64, 0, num_tokens, num_topk))
 
 
 def topk_gate_ref(scores: torch.Tensor, num_topk: int) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What the signatures of the per-token casts cannot say: rules over several arguments, each worded once.
+"""What the signatures of the casts cannot say: rules over several arguments, each worded once.
 
 The kernel's own check comes first on the way to a GPU. It knows everything about one tensor alone, and some of the
 rules here as formulas: those are looked at again, to say them better, once it has refused a call.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import ArgumentError, ArgumentTypeError, argument_error, argument_type_error, check_int
-from ..layout import SfLayout, ceildiv
+from ..layout import PACKED_PER_WORD, SfLayout, ceildiv
 from ._formats import E2M1, E4M3, E5M6, Format, name_of_dtype
 from ._sf import SF_DTYPES
 
@@ -27,6 +27,7 @@ _FORMATS = {format.name: format for format in (E4M3, E2M1)}
 _CAST_FORMATS = {**_FORMATS, E5M6.name: E5M6}
 _BF16, _FP32 = torch.bfloat16, torch.float32
 _GROUPS = (16, 32, 64, 128)  # channels of a token that share a scale
+_BLOCK_SIDES = (32, 128)  # tokens or channels of a block
 _INPUT_VECTOR = 16  # channels of a quantised input that are converted with one factor
 
 
@@ -50,6 +51,25 @@ def find_group(operator: str, format: Format, num_per_channels: int) -> int:
     if operator != CAST:
         raise argument_error(operator, "num_per_channels", _one_of_the_groups(), num_per_channels)
     return 0
+
+
+def find_block(operator: str, block_size: Any) -> tuple[int, int]:
+    """(rows, columns) of the blocks of a per-block cast."""
+    block_rows, block_cols = pair_of_ints(operator, "block_size", block_size)
+    if block_rows not in _BLOCK_SIDES or block_cols not in _BLOCK_SIDES:
+        sides = " or ".join(map(str, _BLOCK_SIDES))
+        raise argument_error(operator, "block_size", f"hold {sides} each", (block_rows, block_cols))
+    return block_rows, block_cols
+
+
+def pair_of_ints(operator: str, argument: str, value: Any) -> tuple[int, int]:
+    """The two sides of a block."""
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise argument_type_error(operator, argument, "be a pair (rows, columns)", repr(value))
+    first, second = value
+    if isinstance(first, bool) or isinstance(second, bool) or not (isinstance(first, int) and isinstance(second, int)):
+        raise argument_type_error(operator, argument, "hold two ints", repr(value))
+    return first, second
 
 
 def check_e5m6(operator: str, layout: SfLayout, stochastic: bool) -> None:
@@ -122,6 +142,77 @@ def sizes_of_pair(
     return data, x_sf, num_tokens, hidden
 
 
+def sizes_of_quantised(
+    operator: str, x: Any, x_block_size: Any, x_special_fmt: str | None
+) -> tuple[torch.Tensor, torch.Tensor, int, int]:
+    """(data, sf, tokens, channels) of what is to be cast back, with blocks of any size."""
+    if x_special_fmt is not None and x_special_fmt != E5M6.name:
+        raise argument_error(operator, "x_special_fmt", "be None or 'e5m6'", repr(x_special_fmt))
+    data, x_sf = pair_of_tensors(operator, x)
+    num_tokens, width = shape_of(operator, "x", data)
+    hidden = _check_data(operator, data, width, x_special_fmt)
+    block_rows, block_cols = pair_of_ints(operator, "x_block_size", x_block_size)
+    if block_rows < 1 or block_cols < 1:
+        raise argument_error(operator, "x_block_size", "be positive", x_block_size)
+    _check_x_sf(operator, x_sf, num_tokens, hidden, block_rows, block_cols)
+    return data, x_sf, num_tokens, hidden
+
+
+def sizes_of_lossless(
+    operator: str, x: Any, x_block_size: Any, out_block_size: Any, layout: SfLayout
+) -> tuple[torch.Tensor, torch.Tensor, int, int]:
+    """(data, sf, tokens, channels) of packed e2m1 whose blocks make up those of the output."""
+    data, x_sf = pair_of_tensors(operator, x)
+    num_tokens, width = shape_of(operator, "x", data)
+    if data.dtype is not torch.int8:
+        raise _wrong_dtype(operator, "x", "hold data of int8", data)
+    check_hidden(operator, 2 * width, 32)
+    x_block = pair_of_ints(operator, "x_block_size", x_block_size)
+    out_block = pair_of_ints(operator, "out_block_size", out_block_size)
+    for argument, block in (("x_block_size", x_block), ("out_block_size", out_block)):
+        if block[0] < 1 or block[1] < 1:
+            raise argument_error(operator, argument, "be positive", block)
+        if block[1] & (block[1] - 1):
+            raise argument_error(operator, argument, "have a power of two as columns", block)
+    if out_block[0] % x_block[0] or out_block[1] % x_block[1]:
+        raise argument_error(operator, "out_block_size", f"hold multiples of x_block_size {x_block}", out_block)
+    _check_x_sf(operator, x_sf, num_tokens, 2 * width, *x_block)
+    if x_sf.dtype is torch.float8_e4m3fn:
+        raise _wrong_dtype(operator, "x_sf", "be float32 or int32", x_sf)
+    for argument, block, packed in (
+        ("x_block_size", x_block, x_sf.dtype is torch.int32),
+        ("out_block_size", out_block, layout.packed),
+    ):
+        if packed and block[1] == 1:
+            raise argument_error(operator, argument, "have at least 2 columns where scales are packed", block)
+    return data, x_sf, num_tokens, 2 * width
+
+
+def pair_of_tensors(operator: str, x: Any) -> tuple[Any, Any]:
+    """(data, sf) of a quantised input."""
+    if not isinstance(x, (tuple, list)) or len(x) != 2:
+        actual = f"{type(x).__name__} of {len(x)}" if isinstance(x, (tuple, list)) else type(x).__name__
+        raise argument_type_error(operator, "x", "be a pair (data, sf)", actual)
+    data, x_sf = x
+    return data, x_sf
+
+
+def _check_data(operator: str, data: Any, width: int, x_special_fmt: str | None) -> int:
+    """The channels of stored data that goes with x_special_fmt."""
+    dtype = data.dtype
+    if x_special_fmt is not None:
+        if dtype is not torch.uint8:
+            raise _wrong_dtype(operator, "x", "hold data of uint8 with x_special_fmt='e5m6'", data)
+        if width % 12:
+            raise argument_error(operator, "x", "have a multiple of 12 bytes in a row of e5m6", width)
+        return width * 2 // 3
+    if dtype is not torch.float8_e4m3fn and dtype is not torch.int8:
+        raise _wrong_dtype(operator, "x", "hold data of float8_e4m3fn or int8", data)
+    hidden = 2 * width if dtype is torch.int8 else width
+    check_hidden(operator, hidden, 64)
+    return hidden
+
+
 def refused_block_size(operator: str, x_block_size: object) -> ArgumentError:
     return argument_error(operator, "x_block_size", "be None unless x is a pair (data, sf)", x_block_size)
 
@@ -147,10 +238,13 @@ def _check_x_sf(
     shape = shape_of(operator, "x_sf", x_sf)
     if x_sf.dtype not in SF_DTYPES.values():
         raise _wrong_dtype(operator, "x_sf", f"be {' or '.join(SF_DTYPES)}", x_sf)
-    num_columns = ceildiv(hidden, block_cols)
+    num_rows, num_columns = ceildiv(num_tokens, block_rows), ceildiv(hidden, block_cols)
     if x_sf.dtype is torch.int32:
-        num_columns = ceildiv(num_columns, 4)
-    expected = (ceildiv(num_tokens, block_rows), num_columns)
+        if block_cols == 1:
+            num_rows = ceildiv(num_rows, PACKED_PER_WORD)
+        else:
+            num_columns = ceildiv(num_columns, PACKED_PER_WORD)
+    expected = (num_rows, num_columns)
     if shape != expected:
         requirement = f"have shape {expected} for blocks of {block_rows} x {block_cols}"
         raise argument_error(operator, "x_sf", requirement, shape)
@@ -187,14 +281,26 @@ def check_given_sf(sf: Any, settings: CastSettings) -> None:
         raise _wrong_dtype(settings.operator, "sf", requirement, sf)
 
 
-def refused_out(operator: str, out: Any) -> ArgumentTypeError:
+def given_outputs(out: Any, settings: CastSettings) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Data and scales that a caller gave, of the right dtypes; either may be None."""
+    if not isinstance(out, (tuple, list)) or len(out) != 2:
+        raise _refused_out(settings.operator, out)
+    data, sf = out
+    if data is not None and getattr(data, "dtype", None) is not settings.out_dtype:
+        check_out(data, settings)
+    if sf is not None and (settings.sf_alignment or getattr(sf, "dtype", None) is not settings.sf_dtype):
+        check_out_sf(sf, settings)
+    return data, sf
+
+
+def _refused_out(operator: str, out: Any) -> ArgumentTypeError:
     actual = f"{type(out).__name__} of {len(out)}" if isinstance(out, (tuple, list)) else type(out).__name__
     return argument_type_error(operator, "out", "be a pair (data, sf)", actual)
 
 
-def check_sf_shape(operator: str, argument: str, sf: Any, num_tokens: int, num_columns: int) -> None:
-    if isinstance(sf, torch.Tensor) and sf.shape != (num_tokens, num_columns):
-        raise argument_error(operator, argument, f"have shape {(num_tokens, num_columns)}", tuple(sf.shape))
+def check_sf_shape(operator: str, argument: str, sf: Any, num_rows: int, num_columns: int) -> None:
+    if isinstance(sf, torch.Tensor) and sf.shape != (num_rows, num_columns):
+        raise argument_error(operator, argument, f"have shape {(num_rows, num_columns)}", tuple(sf.shape))
 
 
 def shape_of(operator: str, argument: str, tensor: torch.Tensor) -> tuple[int, int]:

@@ -21,7 +21,7 @@ _MOST_KEPT = 4096
 
 
 class CastSettings(NamedTuple):
-    """One combination of operator, format, group and layout of the scales."""
+    """One combination of operator, format, group or block, and layout of the scales."""
 
     operator: str
     fmt: str
@@ -38,10 +38,13 @@ class CastSettings(NamedTuple):
     sf_dtype: torch.dtype
     sf_span: int  # channels that one stored column of scales covers: ceildiv(channels, sf_span) columns
     sf_alignment: int  # rows that a column of scales is padded to a multiple of; 0 for row-major
+    block_rows: int = 1  # tokens that share a scale
 
 
 # operator, fmt, num_per_channels, the four flags of SfLayout.from_flags, stochastic_cast
 Options = tuple[str, str, int, bool, bool, bool, bool, bool]
+# operator, fmt, block_size, the first three flags
+BlockOptions = tuple[str, str, tuple[int, int], bool, bool, bool]
 
 
 def find_settings(options: Options) -> CastSettings:
@@ -60,7 +63,37 @@ def find_settings(options: Options) -> CastSettings:
     return settings
 
 
-_kept: dict[Options, CastSettings] = {}
+def find_block_settings(options: BlockOptions) -> CastSettings:
+    """The settings of a per-block cast; raises ArgumentError for options that have no meaning."""
+    block_size = options[2]
+    if is_dynamo_compiling():
+        return _make_block_settings(*options)
+    if type(block_size) is not tuple or not all(type(side) is int for side in block_size):
+        return _make_block_settings(*options)
+    try:
+        return _kept[options]
+    except (KeyError, TypeError):
+        settings = _make_block_settings(*options)
+    if len(_kept) >= _MOST_KEPT:
+        _kept.clear()
+    _kept[options] = settings
+    return settings
+
+
+_kept: dict[Options | BlockOptions, CastSettings] = {}
+
+
+def _make_block_settings(
+    operator: str,
+    fmt: str,
+    block_size: tuple[int, int],
+    use_tma_aligned_col_major_sf: bool,
+    round_sf: bool,
+    use_packed_ue8m0: bool,
+) -> CastSettings:
+    block_rows, block_cols = checks.find_block(operator, block_size)
+    flags = (use_tma_aligned_col_major_sf, round_sf, use_packed_ue8m0, False)
+    return _make_settings(operator, fmt, block_cols, *flags, False)._replace(block_rows=block_rows)
 
 
 def _make_settings(

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from .._outputs import empty_matrix, empty_sf
 from ..errors import ArgumentError, ArgumentTypeError
 from ..layout import SfLayout, ceildiv
 from ..testing.cases import BenchCase
@@ -15,7 +14,7 @@ from . import _checks as checks
 from ._checks import CAST, PRECOMPUTED, SF_ONLY
 from ._formats import FORMATS
 from ._reference import QuantTensor, cast_ref
-from ._settings import CastSettings, find_settings
+from ._settings import find_settings
 from ._sf import amax_clamps
 
 
@@ -50,7 +49,7 @@ def per_token_cast(
         use_tma_aligned_col_major_sf, round_sf, use_packed_ue8m0, use_e4m3_sf, stochastic_cast,
     ))
     # fmt: on
-    data, sf = (None, None) if out is None else _given_outputs(out, settings)
+    data, sf = (None, None) if out is None else checks.given_outputs(out, settings)
     if isinstance(x, tuple):
         x, x_sf, num_tokens, hidden = checks.sizes_of_pair(x, x_block_size, settings)
         x_block_rows, x_block_cols = x_block_size  # type: ignore[misc]  # sizes_of_pair has refused None
@@ -63,22 +62,21 @@ def per_token_cast(
 
     clamp_min = settings.fixed_clamp or amax_clamps[settings.clamp_key]
     scalars = (x_block_rows, x_block_cols, clamp_min, settings.rounded, settings.group, settings.stochastic)
+    asked_data = asked_sf = None
+    if data is None:
+        asked_data = (settings.out_dtype, 0, num_tokens, hidden * settings.bits // 8)
+    if sf is None:
+        asked_sf = (settings.sf_dtype, settings.sf_alignment, num_tokens, ceildiv(hidden, settings.sf_span))
     try:
-        if data is None or sf is None:
-            _per_token_cast.check(x, x_sf, data, sf, *scalars)
-            if data is None:
-                width = hidden * settings.bits // 8
-                data = empty_matrix(num_tokens, width, settings.out_dtype, x.device)
-            if sf is None:
-                columns = ceildiv(hidden, settings.sf_span)
-                sf = empty_sf(num_tokens, columns, settings.sf_dtype, settings.sf_alignment, x.device)
-        _per_token_cast(x, x_sf, data, sf, *scalars)
+        made = _per_token_cast(x, x_sf, asked_data or data, asked_sf or sf, *scalars)
     except (ArgumentError, ArgumentTypeError):
         if x_sf is None:
             num_tokens, hidden = checks.sizes_of(x, settings)
         checks.check_sf_shape(CAST, "out_sf", sf, num_tokens, ceildiv(hidden, settings.sf_span))
         raise
-    return data, sf
+    if asked_data and asked_sf:
+        return made
+    return (made if asked_data else data), (made if asked_sf else sf)
 
 
 def per_token_cast_with_sf_only(
@@ -109,9 +107,8 @@ def per_token_cast_with_sf_only(
         checks.check_out_sf(out_sf, settings)
     try:
         if out_sf is None:
-            _per_token_cast_with_sf_only.check(x, None, *scalars)
-            columns = ceildiv(hidden, settings.sf_span)
-            out_sf = empty_sf(num_tokens, columns, settings.sf_dtype, settings.sf_alignment, x.device)
+            asked = (settings.sf_dtype, settings.sf_alignment, num_tokens, ceildiv(hidden, settings.sf_span))
+            return _per_token_cast_with_sf_only(x, asked, *scalars)
         _per_token_cast_with_sf_only(x, out_sf, *scalars)
     except (ArgumentError, ArgumentTypeError):
         num_tokens, hidden = checks.sizes_of(x, settings)
@@ -149,8 +146,8 @@ def per_token_cast_with_precomputed_sf(
         checks.check_given_sf(sf, settings)
     try:
         if out is None:
-            _per_token_cast_with_precomputed_sf.check(x, sf, None, settings.group)
-            out = empty_matrix(num_tokens, hidden * settings.bits // 8, settings.out_dtype, x.device)
+            asked = (settings.out_dtype, 0, num_tokens, hidden * settings.bits // 8)
+            return _per_token_cast_with_precomputed_sf(x, sf, asked, settings.group)
         _per_token_cast_with_precomputed_sf(x, sf, out, settings.group)
     except (ArgumentError, ArgumentTypeError):
         num_tokens, hidden = checks.sizes_of(x, settings)
@@ -207,18 +204,6 @@ def per_token_cast_with_precomputed_sf_ref(
     result = cast_ref(x, fmt, (1, num_per_channels), sf=sf)
     assert isinstance(result, torch.Tensor)
     return result
-
-
-def _given_outputs(out: Any, settings: CastSettings) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Data and scales that a caller gave, of the right dtypes; either may be None."""
-    if not isinstance(out, (tuple, list)) or len(out) != 2:
-        raise checks.refused_out(CAST, out)
-    data, sf = out
-    if data is not None and getattr(data, "dtype", None) is not settings.out_dtype:
-        checks.check_out(data, settings)
-    if sf is not None and (settings.sf_alignment or getattr(sf, "dtype", None) is not settings.sf_dtype):
-        checks.check_out_sf(sf, settings)
-    return data, sf
 
 
 def _per_token_cast_cpu(

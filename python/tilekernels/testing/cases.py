@@ -18,6 +18,7 @@ class BenchCase:
     params: dict[str, Any]  # what tells this case from the others: printed, and the benchmark's key
     make: Callable[[Any], dict[str, Any]] = field(repr=False)  # device -> keyword arguments of the call, freshly made
     bytes: int  # read once plus written once: what a perfect kernel moves
+    max_diff: float = 0.0  # by calc_diff, of a GPU's floating-point results from the reference's; 0: the same bytes
 
     @property
     def id(self) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from .._outputs import empty_batch, empty_matrix
+from ..errors import shape_of
 from ..testing.cases import BenchCase
 
 
@@ -16,11 +16,8 @@ def transpose(x: torch.Tensor) -> torch.Tensor:
 
     x: (M, N) of any dtype of 1, 2 or 4 bytes, unit column stride, any row stride. Returns (N, M) of that dtype.
     """
-    _transpose.check(x, None)
-    num_rows, num_cols = x.shape
-    out = empty_matrix(num_cols, num_rows, x.dtype, x.device)
-    _transpose(x, out)
-    return out
+    num_rows, num_cols = shape_of("transpose.transpose", "x", x, 2)
+    return _transpose(x, (x.dtype, 0, num_cols, num_rows))
 
 
 def batched_transpose(x: torch.Tensor) -> torch.Tensor:
@@ -28,11 +25,8 @@ def batched_transpose(x: torch.Tensor) -> torch.Tensor:
 
     x: (B, M, N) of any dtype of 1, 2 or 4 bytes, unit column stride, any row and batch stride. Returns (B, N, M).
     """
-    _batched_transpose.check(x, None)
-    num_batches, num_rows, num_cols = x.shape
-    out = empty_batch(num_batches, num_cols, num_rows, x.dtype, x.device)
-    _batched_transpose(x, out)
-    return out
+    num_batches, num_rows, num_cols = shape_of("transpose.batched_transpose", "x", x, 3)
+    return _batched_transpose(x, (x.dtype, 0, num_batches, num_cols, num_rows))
 
 
 def transpose_ref(x: torch.Tensor) -> torch.Tensor:

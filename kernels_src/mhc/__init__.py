@@ -1,0 +1,1 @@
+"""Manifold hyper-connections: streams of residuals, their mixes and their norms."""

@@ -1,0 +1,225 @@
+"""The product of pre-norm: residual x fn^T in tf32 and the sums of squares, in parts over the channels; gradients.
+
+aligned, on tensor cores: forward a block takes 256 tokens (128 with many columns) and the channels of one part, backward
+256 channels (64 with many columns) and the tokens of one part. general: a warp takes four tokens, a thread one channel.
+The device code is in norm_partials.cuh and norm_backward.cuh.
+"""
+
+import tilelang.language as T
+
+from ..common.device import aligned, include
+from ..declare import arch, forms, grid, kernel
+
+_WARP = 32
+_DEPTH = 64  # channels of a stage of the ring in shared memory
+_MAX_STAGES = 5
+_SHARED_LEFT = 1024  # bytes that a block does not use
+
+# general
+_THREADS = 128
+_TOKENS = 4
+
+
+def _num_rows(num_columns):
+    """Tokens of a block: warps have 32 each."""
+    return 256 if num_columns <= 24 else 128
+
+
+def _ring(num_columns):
+    """(stages, bytes) of the ring."""
+    stage = _DEPTH * (2 * _num_rows(num_columns) + 4 * num_columns)
+    stages = min(_MAX_STAGES, (arch().smem_per_block - _SHARED_LEFT) // stage)
+    return stages, stages * stage
+
+
+@T.macro
+def _multiply(residual, fn, out_mul, sqrsum, block, num_tokens, num_channels, n_splits, num_columns, ring):
+    include("aligned.cuh", "norm_partials.cuh")
+    shared = T.alloc_shared((ring[1],), "uint8")
+    T.call_extern(
+        "handle",
+        f"tk::NormPartials<{num_columns // 8}, {_num_rows(num_columns) // _WARP}, {_DEPTH}, {ring[0]}>::run",
+        aligned(16, T.access_ptr(residual[0, 0, 0], "r")),
+        aligned(16, T.access_ptr(fn[0, 0], "r")),
+        aligned(8, T.access_ptr(out_mul[0, 0, 0], "w")),
+        T.access_ptr(sqrsum[0, 0], "w"),
+        T.address_of(shared[0]),
+        num_tokens,
+        num_channels,
+        T.truncdiv(block, n_splits),
+        T.truncmod(block, n_splits),
+        n_splits,
+    )
+
+
+@T.macro
+def _multiply_general(residual, fn, out_mul, sqrsum, block, num_tokens, num_channels, n_splits, num_columns):
+    include("norm_partials.cuh")
+    warp = T.cast(T.truncdiv(block, n_splits), "int64") * (_THREADS // _WARP) + T.get_thread_binding() // _WARP
+    T.call_extern(
+        "handle",
+        f"tk::NormPartialsGeneral<{num_columns}, {_TOKENS}>::run",
+        T.access_ptr(residual[0, 0, 0], "r"),
+        T.access_ptr(fn[0, 0], "r"),
+        T.access_ptr(out_mul[0, 0, 0], "w"),
+        T.access_ptr(sqrsum[0, 0], "w"),
+        num_tokens,
+        num_channels,
+        warp * _TOKENS,
+        T.truncmod(block, n_splits),
+        n_splits,
+    )
+
+
+@kernel(
+    axes=grid(num_columns=(8, 24, 80), form=forms("aligned", "general")),
+    pass_configs={"tl.disable_safe_memory_legalize": True},
+)
+def mhc_pre_norm_fn_partials(num_columns, form):
+    """Write residual x fn^T and each token's sum of squares, one part of the channels after the other.
+
+    fn is rounded to tf32, halves away from zero; sums are fp32. The parts are as equal as their unit allows, which is
+    64 channels in the aligned form, one in the general.
+    """
+    num_tokens, mhc_mult, hidden = T.dynamic("num_tokens"), T.dynamic("mhc_mult"), T.dynamic("hidden")
+    n_splits = T.dynamic("n_splits")
+    num_rows = _num_rows(num_columns) if form == "aligned" else _THREADS // _WARP * _TOKENS
+    threads = num_rows if form == "aligned" else _THREADS
+    ring = _ring(num_columns)
+
+    @T.prim_func
+    def main(
+        residual: T.Tensor((num_tokens, mhc_mult, hidden), "bfloat16"),
+        fn: T.Tensor((num_columns, mhc_mult * hidden), "float32"),
+        out_mul_splitted: T.Tensor((n_splits, num_tokens, num_columns), "float32"),
+        sqrsum_splitted: T.Tensor((n_splits, num_tokens), "float32"),
+    ):
+        if form == "aligned":
+            T.assume(mhc_mult * hidden % 8 == 0)
+        with T.Kernel(T.ceildiv(num_tokens, num_rows) * n_splits, threads=threads) as block:
+            if form == "aligned":
+                _multiply(
+                    residual, fn, out_mul_splitted, sqrsum_splitted, block, num_tokens, mhc_mult * hidden, n_splits,
+                    num_columns, ring,
+                )  # fmt: skip
+            else:
+                _multiply_general(
+                    residual, fn, out_mul_splitted, sqrsum_splitted, block, num_tokens, mhc_mult * hidden, n_splits,
+                    num_columns,
+                )  # fmt: skip
+
+    return main
+
+
+# ---- backward ------------------------------------------------------------------------------------------------------
+
+_BACKWARD_WARPS = 4
+_BACKWARD_STAGES = 5
+
+
+def _backward_channels(num_columns, form):
+    """(pairs of a lane's channels, channels of a block)"""
+    pairs = 4 if num_columns <= 24 else 1
+    return (pairs, _BACKWARD_WARPS * 16 * pairs) if form == "aligned" else (1, _THREADS)
+
+
+def _backward_ring_bytes(num_columns, pairs):
+    return _BACKWARD_WARPS * _BACKWARD_STAGES * (2 * 2 * _WARP * 4 * pairs + 8 * 4 * (num_columns + 1))
+
+
+@T.macro
+def _multiply_backward(tensors, block, num_tokens, num_channels, num_parts, num_columns, pairs):
+    include("aligned.cuh", "norm_backward.cuh")
+    T.annotate_min_blocks_per_sm(3)  # a few registers less than the compiler would take
+    shared = T.alloc_shared((_backward_ring_bytes(num_columns, pairs),), "uint8")
+    out_mul_grad, sqrsum_grad, residual, fn, residual_grad, workspace = tensors
+    T.call_extern(
+        "handle",
+        f"tk::NormBackward<{num_columns // 8}, {pairs}, {_BACKWARD_WARPS}, {_BACKWARD_STAGES}>::run",
+        aligned(16, T.access_ptr(out_mul_grad[0, 0], "r")),
+        T.access_ptr(sqrsum_grad[0], "r"),
+        aligned(16, T.access_ptr(residual[0, 0, 0], "r")),
+        T.access_ptr(fn[0, 0], "r"),
+        aligned(16, T.access_ptr(residual_grad[0, 0, 0], "rw")),
+        aligned(8, T.access_ptr(workspace[0, 0, 0], "w")),
+        T.address_of(shared[0]),
+        num_tokens,
+        num_channels,
+        T.truncdiv(block, num_parts),
+        T.truncmod(block, num_parts),
+        num_parts,
+    )
+
+
+@T.macro
+def _multiply_backward_general(tensors, block, num_tokens, num_channels, num_parts, num_columns):
+    include("norm_backward.cuh")
+    out_mul_grad, sqrsum_grad, residual, fn, residual_grad, workspace = tensors
+    T.call_extern(
+        "handle",
+        f"tk::NormBackwardGeneral<{num_columns}>::run",
+        T.access_ptr(out_mul_grad[0, 0], "r"),
+        T.access_ptr(sqrsum_grad[0], "r"),
+        T.access_ptr(residual[0, 0, 0], "r"),
+        T.access_ptr(fn[0, 0], "r"),
+        T.access_ptr(residual_grad[0, 0, 0], "rw"),
+        T.access_ptr(workspace[0, 0, 0], "w"),
+        num_tokens,
+        num_channels,
+        T.truncdiv(block, num_parts) * _THREADS + T.get_thread_binding(),
+        T.truncmod(block, num_parts),
+        num_parts,
+    )
+
+
+@kernel(
+    axes=grid(num_columns=(8, 24, 80), form=forms("aligned", "general")),
+    pass_configs={"tl.disable_safe_memory_legalize": True},
+)
+def mhc_pre_norm_fn_partials_bwd(num_columns, form):
+    """Add the gradient of the product and of the squares to residual_grad, and write that of fn.
+
+    With d = out_mul_grad: residual_grad += d x fn + 2 * residual * sqrsum_grad, fn_grad = d^T x residual, d and fn
+    rounded to tf32. The second sum is taken in parts over the tokens, as many as workspace has, then over the parts.
+    """
+    num_tokens, mhc_mult, hidden = T.dynamic("num_tokens"), T.dynamic("mhc_mult"), T.dynamic("hidden")
+    num_parts = T.dynamic("num_parts")
+    pairs, channels = _backward_channels(num_columns, form)
+
+    @T.prim_func
+    def main(
+        out_mul_grad: T.Tensor((num_tokens, num_columns), "float32"),
+        sqrsum_grad: T.Tensor((num_tokens,), "float32"),
+        residual: T.Tensor((num_tokens, mhc_mult, hidden), "bfloat16"),
+        fn: T.Tensor((num_columns, mhc_mult * hidden), "float32"),
+        residual_grad: T.Tensor((num_tokens, mhc_mult, hidden), "bfloat16"),
+        fn_grad: T.Tensor((num_columns, mhc_mult * hidden), "float32"),
+        workspace: T.Tensor((num_parts, num_columns, mhc_mult * hidden), "float32"),
+    ):
+        T.assume(num_parts > 0)
+        if form == "aligned":
+            T.assume(mhc_mult * hidden % 8 == 0)
+        with T.Kernel(T.ceildiv(mhc_mult * hidden, channels) * num_parts, threads=_THREADS) as block:
+            if form == "aligned":
+                _multiply_backward(
+                    (out_mul_grad, sqrsum_grad, residual, fn, residual_grad, workspace),
+                    block, num_tokens, mhc_mult * hidden, num_parts, num_columns, pairs,
+                )  # fmt: skip
+            else:
+                _multiply_backward_general(
+                    (out_mul_grad, sqrsum_grad, residual, fn, residual_grad, workspace),
+                    block, num_tokens, mhc_mult * hidden, num_parts, num_columns,
+                )  # fmt: skip
+        with T.Kernel(T.ceildiv(mhc_mult * hidden, _THREADS) * num_columns, threads=_THREADS) as block:
+            total = T.alloc_var("float32")
+            column = T.alloc_var("int32")
+            channel = T.alloc_var("int32")
+            column = T.truncmod(block, num_columns)
+            channel = T.truncdiv(block, num_columns) * _THREADS + T.get_thread_binding()
+            if channel < mhc_mult * hidden:
+                total = T.float32(0)
+                for part in T.serial(num_parts):
+                    total = total + workspace[part, column, channel]
+                fn_grad[column, channel] = total
+
+    return main

@@ -1,0 +1,76 @@
+"""What follows the product of pre-norm at once: parts to mixes, Sinkhorn, and the layer's input. For inference.
+
+A block takes one token; the device code is in big_fuse.cuh. Every result has the bits of the single kernels' chain.
+"""
+
+import tilelang.language as T
+
+from ..common.device import aligned, include
+from ..declare import arch, forms, grid, kernel
+
+_THREADS = 128
+# Of the ring in shared memory by number of streams, 48 KB in all: four blocks share an SM
+_STAGES = {2: 12, 4: 6, 8: 3}
+
+
+@kernel(
+    axes=grid(mhc_mult=(2, 4, 8), form=forms("aligned", "general")),
+    pass_configs={"tl.disable_safe_memory_legalize": True},
+)
+def mhc_pre_big_fuse_fwd(mhc_mult, form):
+    """Make mixes of the parts of pre-norm's product; write post_mix, comb_mix after Sinkhorn, and the mixed streams."""
+    num_tokens, hidden, n_splits = T.dynamic("num_tokens"), T.dynamic("hidden"), T.dynamic("n_splits")
+    num_columns = mhc_mult * (mhc_mult + 2)
+    count = 8 if form == "aligned" else 1
+    # Three blocks of an sm_89 share 99 KB
+    stages = _STAGES[mhc_mult] if arch().smem_per_block > 100 * 1024 else _STAGES[mhc_mult] * 2 // 3
+    helper = f"tk::BigFuse<{mhc_mult}, {count}, {_THREADS}, {stages}>::run"
+    ring_bytes = stages * mhc_mult * _THREADS * 16 if form == "aligned" else 16
+
+    @T.prim_func
+    def main(
+        gemm_out_mul: T.Tensor((n_splits, num_tokens, num_columns), "float32"),
+        gemm_out_sqrsum: T.Tensor((n_splits, num_tokens), "float32"),
+        mhc_scale: T.Tensor((3,), "float32"),
+        mhc_base: T.Tensor((num_columns,), "float32"),
+        residual: T.Tensor((num_tokens, mhc_mult, hidden), "bfloat16"),
+        post_mix: T.Tensor((num_tokens, mhc_mult), "float32"),
+        comb_mix: T.Tensor((num_tokens, mhc_mult * mhc_mult), "float32"),
+        layer_input: T.Tensor((num_tokens, hidden), "bfloat16"),
+        rms_eps: T.float32,
+        mhc_pre_eps: T.float32,
+        mhc_sinkhorn_eps: T.float32,
+        mhc_post_mult_value: T.float32,
+        sinkhorn_repeat: T.int32,
+    ):
+        if form == "aligned":
+            T.assume(hidden % 8 == 0)
+        with T.Kernel(num_tokens, threads=_THREADS) as token:
+            include("aligned.cuh", "big_fuse.cuh")
+            ring = T.alloc_shared((ring_bytes,), "uint8")
+            mixes = T.alloc_shared((num_columns,), "float32")
+            T.call_extern(
+                "handle",
+                helper,
+                T.access_ptr(gemm_out_mul[0, 0, 0], "r"),
+                T.access_ptr(gemm_out_sqrsum[0, 0], "r"),
+                T.access_ptr(mhc_scale[0], "r"),
+                T.access_ptr(mhc_base[0], "r"),
+                aligned(2 * count, T.access_ptr(residual[0, 0, 0], "r")),
+                T.access_ptr(post_mix[0, 0], "w"),
+                T.access_ptr(comb_mix[0, 0], "w"),
+                aligned(2 * count, T.access_ptr(layer_input[0, 0], "w")),
+                T.address_of(ring[0]),
+                T.address_of(mixes[0]),
+                token,
+                num_tokens,
+                hidden,
+                rms_eps,
+                mhc_pre_eps,
+                mhc_sinkhorn_eps,
+                mhc_post_mult_value,
+                sinkhorn_repeat,
+                n_splits,
+            )
+
+    return main

@@ -1,0 +1,104 @@
+"""Sums of the parts of a product of pre-norm and its normalisation by the root mean square; and the gradients."""
+
+import tilelang.language as T
+
+from ..common.device import include
+from ..declare import kernel
+
+_THREADS = 128
+_PASS_CONFIGS = {"tl.disable_safe_memory_legalize": True}  # bounds are tested by hand
+
+
+def _sum_parts(parts, stride, count):
+    return T.call_extern("float32", "tk::sum_parts", parts, stride, count)
+
+
+def _rms_factor(sqrsum, size, eps):
+    return T.call_extern("float32", "tk::rms_factor", sqrsum, size, eps)
+
+
+@kernel(pass_configs=_PASS_CONFIGS)
+def mhc_reduce_partials_and_rmsnorm_fwd():
+    """Write the sums over the parts, and out = the sum over the groups of out_mul / rms(group). A thread per mix."""
+    n_splits, num_tokens, num_groups = T.dynamic("n_splits"), T.dynamic("num_tokens"), T.dynamic("num_groups")
+    num_columns = T.dynamic("num_columns")
+
+    @T.prim_func
+    def main(
+        out_mul_splitted: T.Tensor((n_splits, num_tokens, num_groups, num_columns), "float32"),
+        sqrsum_splitted: T.Tensor((n_splits, num_tokens, num_groups), "float32"),
+        out_mul: T.Tensor((num_tokens, num_groups, num_columns), "float32"),
+        sqrsum: T.Tensor((num_tokens, num_groups), "float32"),
+        out: T.Tensor((num_tokens, num_columns), "float32"),
+        rms_group_size: T.int32,
+        rms_eps: T.float32,
+    ):
+        with T.Kernel(T.ceildiv(num_tokens * num_columns, _THREADS), threads=_THREADS) as block:
+            include("rms.cuh")
+            index = block * _THREADS + T.get_thread_binding()
+            token = T.alloc_var("int32")
+            column = T.alloc_var("int32")
+            squares = T.alloc_var("float32")
+            value = T.alloc_var("float32")
+            mix = T.alloc_var("float32")
+            if index < num_tokens * num_columns:
+                token = T.truncdiv(index, num_columns)
+                column = T.truncmod(index, num_columns)
+                mix = T.float32(0)
+                for group in T.serial(num_groups):
+                    squares = _sum_parts(
+                        T.access_ptr(sqrsum_splitted[0, token, group], "r"),
+                        T.cast(num_tokens, "int64") * num_groups,
+                        n_splits,
+                    )
+                    value = _sum_parts(
+                        T.access_ptr(out_mul_splitted[0, token, group, column], "r"),
+                        T.cast(num_tokens, "int64") * num_groups * num_columns,
+                        n_splits,
+                    )
+                    mix = T.call_extern(
+                        "float32", "tk::add_group", mix, value, _rms_factor(squares, rms_group_size, rms_eps)
+                    )
+                    out_mul[token, group, column] = value
+                    if column == 0:
+                        sqrsum[token, group] = squares
+                out[token, column] = mix
+
+    return main
+
+
+@kernel(pass_configs=_PASS_CONFIGS)
+def mhc_reduce_partials_and_rmsnorm_bwd():
+    """Write the gradients of out_mul and of sqrsum from that of out. A thread per token and group."""
+    num_tokens, num_groups, num_columns = T.dynamic("num_tokens"), T.dynamic("num_groups"), T.dynamic("num_columns")
+
+    @T.prim_func
+    def main(
+        out_grad: T.Tensor((num_tokens, num_columns), "float32"),
+        out_mul: T.Tensor((num_tokens, num_groups, num_columns), "float32"),
+        sqrsum: T.Tensor((num_tokens, num_groups), "float32"),
+        out_mul_grad: T.Tensor((num_tokens, num_groups, num_columns), "float32"),
+        sqrsum_grad: T.Tensor((num_tokens, num_groups), "float32"),
+        rms_group_size: T.int32,
+        rms_eps: T.float32,
+    ):
+        with T.Kernel(T.ceildiv(num_tokens * num_groups, _THREADS), threads=_THREADS) as block:
+            include("rms.cuh")
+            index = block * _THREADS + T.get_thread_binding()
+            token = T.alloc_var("int32")
+            group = T.alloc_var("int32")
+            factor = T.alloc_var("float32")
+            dot = T.alloc_var("float32")
+            if index < num_tokens * num_groups:
+                token = T.truncdiv(index, num_groups)
+                group = T.truncmod(index, num_groups)
+                factor = _rms_factor(sqrsum[token, group], rms_group_size, rms_eps)
+                dot = T.float32(0)
+                for column in T.serial(num_columns):
+                    dot = dot + out_grad[token, column] * out_mul[token, group, column]
+                    out_mul_grad[token, group, column] = out_grad[token, column] * factor
+                sqrsum_grad[token, group] = T.call_extern(
+                    "float32", "tk::sqrsum_grad", dot, factor, sqrsum[token, group], rms_group_size, rms_eps
+                )
+
+    return main

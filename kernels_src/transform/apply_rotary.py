@@ -1,0 +1,175 @@
+"""Rotary position embedding in place.
+
+A thread keeps its columns and its token, and so its cosines and sines, and takes some heads; lanes are neighbouring
+pieces of a head, then neighbouring heads. Both halves of a pair are read before either is written.
+"""
+
+import tilelang.language as T
+
+from ..common.device import include
+from ..declare import dtype_of, forms, grid, kernel
+
+_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+_DEVICE_TYPES = {"bf16": "__nv_bfloat16", "fp32": "float"}
+
+_THREADS = 128
+_HEADS = 4  # of a thread, all in flight
+
+
+def _num_blocks(num_tokens, num_heads, dim, pairs):
+    return T.ceildiv(num_tokens * T.ceildiv(num_heads, _HEADS) * T.truncdiv(dim, 2 * pairs), _THREADS)
+
+
+@T.macro
+def _load_angles(cos_sin_cache, angles, row, piece, half_pieces, pairs, vector):
+    """angles = the cosines, then the sines of a thread's pairs; rows outside of the cache are zero."""
+    for i in T.unroll(2 * pairs):
+        angles[i] = T.float32(0)
+    if row >= 0 and row < cos_sin_cache.shape[0]:
+        for i in T.unroll(pairs // vector):
+            for j in T.vectorized(vector):
+                angles[i * vector + j] = cos_sin_cache[row, piece * pairs + i * vector + j]
+        for i in T.unroll(pairs // vector):
+            for j in T.vectorized(vector):
+                angles[pairs + i * vector + j] = cos_sin_cache[row, (half_pieces + piece) * pairs + i * vector + j]
+
+
+@T.macro
+def _load_heads(x, values, batch, token, head, counts, first, second, pairs, vector):
+    """The thread's heads: head, head + num_groups, ... first, second: its two pieces of a head.
+
+    counts: (num_heads, num_groups)."""
+    num_heads, num_groups = counts
+    for i in T.unroll(_HEADS):
+        if head + i * num_groups < num_heads:
+            for j in T.unroll(pairs // vector):
+                for k in T.vectorized(vector):
+                    values[i * 2 * pairs + j * vector + k] = x[
+                        batch, token, head + i * num_groups, first * pairs + j * vector + k
+                    ]
+            for j in T.unroll(pairs // vector):
+                for k in T.vectorized(vector):
+                    values[i * 2 * pairs + pairs + j * vector + k] = x[
+                        batch, token, head + i * num_groups, second * pairs + j * vector + k
+                    ]
+
+
+@T.macro
+def _rotate_heads(values, angles, conjugate, kind, interleaved, pairs):
+    for i in T.unroll(_HEADS):
+        T.call_extern(
+            "handle",
+            f"tk::rotate<{_DEVICE_TYPES[kind]}, {interleaved}, {pairs}>",
+            T.address_of(values[i * 2 * pairs]),
+            T.address_of(angles[0]),
+            conjugate,
+        )
+
+
+@T.macro
+def _store_heads(values, x, batch, token, head, counts, first, second, pairs, vector):
+    num_heads, num_groups = counts
+    for i in T.unroll(_HEADS):
+        if head + i * num_groups < num_heads:
+            for j in T.unroll(pairs // vector):
+                for k in T.vectorized(vector):
+                    x[batch, token, head + i * num_groups, first * pairs + j * vector + k] = values[
+                        i * 2 * pairs + j * vector + k
+                    ]
+            for j in T.unroll(pairs // vector):
+                for k in T.vectorized(vector):
+                    x[batch, token, head + i * num_groups, second * pairs + j * vector + k] = values[
+                        i * 2 * pairs + pairs + j * vector + k
+                    ]
+
+
+@kernel(
+    axes=grid(kind=dtype_of("x", **_DTYPES), form=forms("aligned", "general")),
+    accepts={"positions": ("int32", "int64")},
+    derived={"has_long_positions": "is_dtype(positions, int64)"},
+    pass_configs={
+        "tl.disable_safe_memory_legalize": True,  # bounds are tested by hand
+        "tl.disable_buffer_init_check": True,  # it does not see what helpers write
+    },
+)
+def apply_rotary(kind, form):
+    """Rotate the pairs of each head of x in place by the angles in row positions + seqlen_offset of cos_sin_cache.
+
+    Without positions the token's own number counts. Rows outside of the cache make zeros. A pair is a channel of each
+    half, or two neighbours if interleaved; conjugate turns the other way.
+    """
+    pairs = {"bf16": 8, "fp32": 4}[kind]  # of a thread in a head: two pieces of 16 bytes
+    vector, angle_vector = (pairs, 4) if form == "aligned" else (1, 1)
+    num_batches, num_tokens, num_heads, dim = (T.dynamic(n) for n in ("num_batches", "num_tokens", "num_heads", "dim"))
+    x_strides = tuple(T.dynamic(f"x_{name}_stride", "int64") for name in ("batch", "token", "head")) + (1,)
+    num_positions = T.dynamic("num_positions")
+    cache_stride, position_stride = T.dynamic("cache_stride", "int64"), T.dynamic("position_stride", "int64")
+
+    @T.prim_func
+    def main(
+        x: T.StridedTensor((num_batches, num_tokens, num_heads, dim), x_strides, _DTYPES[kind]),
+        cos_sin_cache: T.StridedTensor((num_positions, dim), (cache_stride, 1), "float32"),
+        positions: T.StridedTensor((num_batches, num_tokens), (position_stride, 1), "uint8"),
+        interleaved: T.bool,
+        conjugate: T.bool,
+        seqlen_offset: T.int64,
+        has_long_positions: T.bool,
+    ):
+        T.assume(T.Or(dim == 64, dim == 128))
+        T.assume(num_heads > 0)
+        if form == "aligned":
+            T.assume(x_strides[0] % vector == 0)
+            T.assume(x_strides[1] % vector == 0)
+            T.assume(x_strides[2] % vector == 0)
+            T.assume(cache_stride % angle_vector == 0)
+        with T.Kernel(_num_blocks(num_batches * num_tokens, num_heads, dim, pairs), threads=_THREADS) as block:
+            include("rotary.cuh")
+            angles = T.alloc_local((2 * pairs,), "float32")
+            values = T.alloc_local((_HEADS * 2 * pairs,), _DTYPES[kind])
+            half_pieces = T.alloc_var("int32")
+            num_groups = T.alloc_var("int32")
+            item = T.alloc_var("int32")
+            piece = T.alloc_var("int32")
+            first = T.alloc_var("int32")
+            second = T.alloc_var("int32")
+            head = T.alloc_var("int32")
+            token = T.alloc_var("int32")
+            batch = T.alloc_var("int32")
+            row = T.alloc_var("int64")
+            half_pieces = T.truncdiv(dim, 2 * pairs)
+            num_groups = T.ceildiv(num_heads, _HEADS)
+            item = block * _THREADS + T.get_thread_binding()
+            piece = T.bitwise_and(item, half_pieces - 1)
+            item = T.truncdiv(item, half_pieces)
+            token = T.truncdiv(item, num_groups)
+            head = item - token * num_groups
+            batch = 0
+            if num_batches > 1:
+                batch = T.truncdiv(token, num_tokens)
+                token = token - batch * num_tokens
+            first = piece
+            second = half_pieces + piece
+            if interleaved:
+                first = piece * 2
+                second = piece * 2 + 1
+            if batch < num_batches and token < num_tokens:
+                row = T.cast(token, "int64")
+                if not T.isnullptr(positions.data):
+                    row = T.call_extern(
+                        "int64",
+                        "tk::load_position",
+                        T.access_ptr(positions[0, 0], "r"),
+                        T.cast(batch, "int64") * position_stride + token,
+                        has_long_positions,
+                    )
+                row += seqlen_offset
+                # Heads before angles, which wait for the position
+                _load_heads(x, values, batch, token, head, (num_heads, num_groups), first, second, pairs, vector)
+                _load_angles(cos_sin_cache, angles, row, piece, half_pieces, pairs, angle_vector)
+                if interleaved:
+                    _rotate_heads(values, angles, conjugate, kind, "true", pairs)
+                else:
+                    _rotate_heads(values, angles, conjugate, kind, "false", pairs)
+                _store_heads(values, x, batch, token, head, (num_heads, num_groups), first, second, pairs, vector)
+
+    return main

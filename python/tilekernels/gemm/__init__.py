@@ -1,0 +1,3 @@
+"""Matrix products."""
+
+from .matmul import matmul as matmul

@@ -1,0 +1,49 @@
+"""How the channels of pre-norm's product are cut into parts: where, and into how many."""
+
+from __future__ import annotations
+
+import itertools
+
+# Tokens of a block and channels of a step of the kernel
+_ROWS = 256
+_DEPTH = 64
+_ALIGNMENT = 8  # other numbers of channels go to the general form, which cuts anywhere
+
+_NUM_SMS = 132  # of an H200; results should not depend on the machine
+_MAX_SPLITS = 64
+_MIN_STEPS = 4  # a block should have some: it starts with an empty ring
+# What another part costs, as a share of all: writing sums, and reading them again
+_COST_OF_SPLIT = 0.004
+
+
+# The same of the backward kernel: blocks that an SM holds, their channels, and the tokens of a step
+_BACKWARD_BLOCKS = 3 * _NUM_SMS
+_BACKWARD_CHANNELS = 256
+_BACKWARD_STEP = 8
+
+
+def choose_num_splits(num_tokens: int, num_channels: int) -> int:
+    """The number of parts that keeps an H200 busy: each block takes one part of 256 tokens, each SM one block."""
+    num_tiles = max(-(-num_tokens // _ROWS), 1)
+    most = max(1, min(_MAX_SPLITS, num_channels // (_DEPTH * _MIN_STEPS)))
+    return min(range(1, most + 1), key=lambda splits: _relative_time(num_tiles, splits, _NUM_SMS))
+
+
+def choose_num_parts(num_tokens: int, num_channels: int) -> int:
+    """The same for the tokens, over which the gradient of fn is summed up."""
+    num_tiles = max(-(-num_channels // _BACKWARD_CHANNELS), 1)
+    most = max(1, min(_MAX_SPLITS, num_tokens // (_BACKWARD_STEP * _MIN_STEPS)))
+    return min(range(1, most + 1), key=lambda parts: _relative_time(num_tiles, parts, _BACKWARD_BLOCKS))
+
+
+def _relative_time(num_tiles: int, splits: int, num_blocks: int) -> float:
+    waves = -(-num_tiles * splits // num_blocks)
+    return waves / splits * (1 + _COST_OF_SPLIT * splits)
+
+
+def split_bounds(num_channels: int, num_splits: int) -> list[tuple[int, int]]:
+    """First and last + 1 channel of each part, as the kernel cuts them."""
+    unit = _DEPTH if num_channels % _ALIGNMENT == 0 else 1
+    num_units = -(-num_channels // unit)
+    cuts = [min(num_units * split // num_splits * unit, num_channels) for split in range(num_splits + 1)]
+    return list(itertools.pairwise(cuts))

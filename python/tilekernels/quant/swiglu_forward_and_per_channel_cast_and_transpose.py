@@ -1,0 +1,105 @@
+"""SwiGLU, cast to e4m3 with one scale for each channel of neighbouring tokens, transposed or not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from .._dispatch import kernel
+from .._outputs import empty_matrix
+from ..testing.cases import BenchCase
+from . import _channels as channels
+from ._channels import SWIGLU
+from ._reference import QuantTensor, cast_ref
+from ._sf import amax_clamps
+
+
+def swiglu_forward_and_per_channel_cast_and_transpose(
+    x: torch.Tensor,
+    fmt: str,
+    num_per_tokens: int,
+    round_sf: bool = False,
+    without_transpose: bool = False,
+    swiglu_clamp_value: float | None = None,
+) -> QuantTensor:
+    """`per_channel_cast_and_transpose` of gate / (1 + exp(-gate)) * value, computed in fp32 and rounded to bf16.
+
+    x: (T, 2 H) bf16, unit column stride, any row stride, T % 128 == 0, H % 64 == 0; the first half of a row are the
+    gates, the second the values. fmt: 'e4m3'. num_per_tokens = n: 32 or 128. round_sf: scales are powers of two.
+    swiglu_clamp_value: gates are clamped from above before, values to both sides. Returns data (H, T) e4m3, or (T, H)
+    with without_transpose, and sf (T / n, H) fp32. Inputs must be finite.
+    """
+    channels.check_options(SWIGLU, fmt, num_per_tokens, round_sf)
+    channels.check_bool(SWIGLU, "without_transpose", without_transpose)
+    clamp_value = channels.clamp_of(SWIGLU, swiglu_clamp_value)
+    num_tokens, width = channels.sizes_of(SWIGLU, x, (torch.bfloat16,), multiple=128)
+    channels.check_tokens(SWIGLU, num_tokens)
+    hidden = width // 2
+    scalars = (num_per_tokens, amax_clamps["e4m3", False], round_sf, clamp_value, without_transpose)
+    _swiglu.check(x, None, None, *scalars)
+    shape = (num_tokens, hidden) if without_transpose else (hidden, num_tokens)
+    out = empty_matrix(*shape, torch.float8_e4m3fn, x.device)
+    out_sf = empty_matrix(num_tokens // num_per_tokens, hidden, torch.float32, x.device)
+    _swiglu(x, out, out_sf, *scalars)
+    return out, out_sf
+
+
+def swiglu_forward_and_per_channel_cast_and_transpose_ref(
+    x: torch.Tensor,
+    fmt: str,
+    num_per_tokens: int,
+    round_sf: bool = False,
+    without_transpose: bool = False,
+    swiglu_clamp_value: float | None = None,
+) -> QuantTensor:
+    """`swiglu_forward_and_per_channel_cast_and_transpose` in plain torch."""
+    values = _swiglu_to_bf16(x, math.inf if swiglu_clamp_value is None else swiglu_clamp_value)
+    data, sf = cast_ref(values, fmt, (num_per_tokens, 1), round_sf=round_sf)
+    return data if without_transpose else data.t().contiguous(), sf
+
+
+def _swiglu_to_bf16(x: torch.Tensor, clamp_value: float) -> torch.Tensor:
+    """Each operation is rounded to fp32, the last result to bf16."""
+    gate, value = x.float().chunk(2, dim=-1)
+    gate, value = gate.clamp(max=clamp_value), value.clamp(-clamp_value, clamp_value)
+    return (gate / (1 + torch.exp(-gate)) * value).bfloat16()
+
+
+def _swiglu_cpu(
+    x: torch.Tensor,
+    out: torch.Tensor,
+    out_sf: torch.Tensor,
+    num_per_tokens: int,
+    clamp_min: float,
+    round_sf: bool,
+    swiglu_clamp_value: float,
+    without_transpose: bool,
+) -> None:
+    values = _swiglu_to_bf16(x, swiglu_clamp_value)
+    data, sf = cast_ref(values, "e4m3", (num_per_tokens, 1), round_sf=round_sf, clamp_min=clamp_min)
+    out.copy_(data if without_transpose else data.t())
+    out_sf.copy_(sf)
+
+
+_swiglu = kernel(SWIGLU, cpu=_swiglu_cpu)
+
+
+def bench_cases() -> list[BenchCase]:
+    """The published benchmark's sizes and others, and small calls."""
+    sizes = ((128, 2048), (4096, 4096), (8192, 2048), (8192, 3584), (8064, 4096), (8064, 7168))
+    cases = [_case(*size, 128, transposed, None) for size in sizes for transposed in (True, False)]
+    cases += [_case(8064, hidden, 32, transposed, 0.5) for hidden in (4096, 7168) for transposed in (True, False)]
+    return cases
+
+
+def _case(num_tokens: int, hidden: int, num_per_tokens: int, transposed: bool, clamp: float | None) -> BenchCase:
+    def make(device: Any) -> dict[str, Any]:
+        kwargs = {"x": torch.randn((num_tokens, 2 * hidden), device=device).bfloat16(), "fmt": "e4m3"}
+        options = {"num_per_tokens": num_per_tokens, "round_sf": True, "without_transpose": not transposed}
+        return {**kwargs, **options, "swiglu_clamp_value": clamp}
+
+    num_bytes = 5 * num_tokens * hidden + num_tokens // num_per_tokens * hidden * 4
+    params = {"num_tokens": num_tokens, "hidden": hidden, "num_per_tokens": num_per_tokens}
+    return BenchCase(SWIGLU, {**params, "transposed": transposed, "clamp": clamp}, make, num_bytes)

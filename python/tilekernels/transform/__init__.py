@@ -1,0 +1,3 @@
+"""Transforms of attention heads."""
+
+from .apply_rotary import apply_rotary as apply_rotary

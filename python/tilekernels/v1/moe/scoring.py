@@ -1,0 +1,3 @@
+"""The scoring functions of the expert gates."""
+
+from ...moe.scoring import ScoringFunc as ScoringFunc

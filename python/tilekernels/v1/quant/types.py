@@ -1,0 +1,3 @@
+"""The alias of quantised pairs (data, sf)."""
+
+from ...quant import QuantTensor as QuantTensor
