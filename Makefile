@@ -15,7 +15,7 @@ TEST_REQ  := $(BUILD_REQ) requirements-test.txt requirements-lint.txt
 PYTEST_ARGS ?= -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help wheel wheels sdist sdist-traced index bundle test lint format clean distclean environment release-tools
+.PHONY: help wheel wheels sdist sdist-traced index bundle pack test lint format clean distclean environment release-tools
 
 help: ## list the targets
 	@echo "make TARGET [ARCHS=$(ARCHS)] [PROFILE=$(PROFILE)] [PYTHON=$(PYTHON)]"
@@ -37,6 +37,9 @@ sdist-traced: release-tools ## one that holds the compiled kernels: builds where
 
 index: ## dist/index: the wheels of dist/ for pip --index-url, a folder for each CUDA-arch pair
 	@$(PYTHON) -m build_tools.index dist dist/index
+
+pack: environment ## variants of PROFILE as a shared object for TILEKERNELS_PACK_PATH, into dist/
+	@$(RUN) -m build_tools.overlay --profile "$(PROFILE)" $(if $(filter command environment,$(firstword $(origin ARCHS))),--archs "$(ARCHS)")
 
 bundle: release-tools ## one tar of the wheels of dist/ with checksums, SBOM, papers and an install script
 	@$(RUN) -m build_tools.bundle dist

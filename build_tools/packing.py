@@ -88,7 +88,7 @@ def _run_backend(store: Path, folder: Path, python: Interpreter, target: Target)
     settings = {"build-dir": f"build/cmake/{store.name}-{target.name}-{{wheel_tag}}"}
     environment = backend_environment(python.executable.parent) | {"TILEKERNELS_STORE": str(store)}
     if target.machine is not None:
-        environment |= zig_environment(_write_toolchain(target))
+        environment |= zig_environment(target)
     if target.is_cross:
         environment["_PYTHON_HOST_PLATFORM"] = f"linux-{target.machine}"
         settings["cmake.define.PYTHON_MODULE_EXTENSION"] = python.suffix.replace(
@@ -150,10 +150,14 @@ def zig_version() -> str:
     return run_tool("zig", [str(find_zig()), "version"], os.environ).strip()
 
 
-def zig_environment(toolchain: Path) -> dict[str, str]:
+def zig_environment(target: Target) -> dict[str, str]:
     """What makes CMake compile by zig, and where zig keeps its own libraries."""
     cache = str(ZIG_CACHE)
-    return {"CMAKE_TOOLCHAIN_FILE": str(toolchain), "ZIG_GLOBAL_CACHE_DIR": cache, "ZIG_LOCAL_CACHE_DIR": cache}
+    return {
+        "CMAKE_TOOLCHAIN_FILE": str(_write_toolchain(target)),
+        "ZIG_GLOBAL_CACHE_DIR": cache,
+        "ZIG_LOCAL_CACHE_DIR": cache,
+    }
 
 
 def _write_toolchain(target: Target) -> Path:
