@@ -57,7 +57,7 @@ format: environment ## rewrite Python, C++ and CUDA sources as the formatters wa
 environment: ## make .venv with everything that building, testing and linting need
 	@$(MAKE_ENV) $(TEST_REQ)
 
-release-tools:
+release-tools: ## .venv with what wheels of a release need
 	@$(MAKE_ENV) $(BUILD_REQ) requirements-release.txt
 
 clean: ## remove what was built, kernels included

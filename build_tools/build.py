@@ -21,17 +21,20 @@ from typing import Any
 from rich.console import Console
 
 from . import progress
-from .cache import Cache
+from .cache import Cache, make_key
 from .compile import compile_key, find_compiled, to_files
 from .errors import BuildError
 from .executors import DEFAULT_PATIENCE, Executor, compiler_id, make_executor
 from .failures import compile_failures, trace_failure
 from .generate import generate_sources
 from .manifest import make_manifest
-from .plan import Variant, load_kernels, plan, trace_key
+from .plan import Variant, load_kernels, plan, plan_left_out, trace_key
 from .profile import Profile
 from .report import Report, TraceTime
 from .shards import Shard, digest_of_plan, import_shards, variants_of_shard, write_shard
+from .signatures import FILE as SIGNATURE_FILE
+from .signatures import VERSION as SIGNATURE_VERSION
+from .signatures import signature_files
 from .store import MANIFEST, Store, to_json, unit_folder, variant_folder
 from .toolchain import Toolchain, find_toolchain
 from .units import TracedVariant, Unit, make_units
@@ -78,6 +81,7 @@ def build(options: Options, console: Console) -> Report:
             planned = plan_variants(options)
         with _timed(run.report, "trace"):
             traced = trace_all(planned, run)
+            left_out = read_signatures(plan_left_out(planned, options.root), run)
         with _timed(run.report, "compile"):
             units = make_units((variant for _, variant in traced), options.root)
             compile_all(units, {variant.kernel: str(variant.file) for variant in planned}, toolchain, run)
@@ -85,7 +89,7 @@ def build(options: Options, console: Console) -> Report:
             run.store.invalidate()
         else:
             with _timed(run.report, "generate"):
-                _finish(traced, toolchain, run)
+                _finish(traced, left_out, toolchain, run)
     return run.report
 
 
@@ -209,6 +213,32 @@ def trace_all(variants: Sequence[Variant], run: Run) -> list[tuple[Variant, Trac
     return traced
 
 
+def read_signatures(left_out: Sequence[Variant], run: Run) -> list[tuple[Variant, TracedVariant]]:
+    """The parameters of variants that are not built, as launches that say nothing else."""
+    cache = Cache(run.options.cache, "signature")
+    keys = [make_key({"trace": trace_key(variant), "version": SIGNATURE_VERSION}) for variant in left_out]
+    files = [cache.get(key) for key in keys]
+    missing = [index for index, found in enumerate(files) if found is None]
+    for outcome in run.executor.trace(signature_files, [left_out[index] for index in missing], TRACE_TIMEOUT):
+        index = missing[outcome.index]
+        files[index] = outcome.value
+        if outcome.error is None:
+            cache.put(keys[index], outcome.value)
+        else:
+            run.report.failures.append(trace_failure(left_out[index], outcome, run.store))
+    return [
+        (variant, _without_code(variant, json.loads(content[SIGNATURE_FILE])))
+        for variant, content in zip(left_out, files, strict=True)
+        if content is not None
+    ]
+
+
+def _without_code(variant: Variant, params: list[dict[str, Any]]) -> TracedVariant:
+    return TracedVariant(
+        "", {"kernel": variant.kernel, "variant": variant.id, "arch": variant.arch, "params": params, "launches": []}
+    )
+
+
 def trace_files(variant: Variant) -> dict[str, bytes]:
     """Runs in a worker: TileLang is imported here and nowhere else in a build."""
     from .trace import trace
@@ -255,7 +285,12 @@ def compile_all(units: Sequence[Unit], files: Mapping[str, str], toolchain: Tool
 # ---- manifest, codegen, embed ---------------------------------------------------------------------------------------
 
 
-def _finish(traced: Sequence[tuple[Variant, TracedVariant]], toolchain: Toolchain, run: Run) -> None:
+def _finish(
+    traced: Sequence[tuple[Variant, TracedVariant]],
+    left_out: Sequence[tuple[Variant, TracedVariant]],
+    toolchain: Toolchain,
+    run: Run,
+) -> None:
     """Remove what belongs to earlier builds, generate the sources, and write the manifest last."""
     store, units = run.store, [result.unit for result in run.report.units]
     store.prune("variants", [variant_folder(variant.kernel, variant.arch, variant.id) for _, variant in traced])
@@ -264,6 +299,7 @@ def _finish(traced: Sequence[tuple[Variant, TracedVariant]], toolchain: Toolchai
         profile=run.options.profile.name,
         kernels=load_kernels(run.options.root),
         variants=traced,
+        left_out=left_out,
         results=run.report.units,
         toolchain=toolchain,
         source_hash=hash_sources(run.options.root),

@@ -35,16 +35,16 @@ def make_manifest(
     profile: str,
     kernels: Mapping[str, Kernel],
     variants: Sequence[tuple[Variant, TracedVariant]],
+    left_out: Sequence[tuple[Variant, TracedVariant]] = (),
     results: Sequence[UnitResult],
     toolchain: Toolchain,
     source_hash: str,
 ) -> dict[str, Any]:
-    """The manifest of traced `variants`, which `results` hold as cubins."""
+    """The manifest of traced `variants`, which `results` hold as cubins. `left_out`: what the profile did not want of
+    their kernels, for the parameters alone."""
     ordered = sorted(variants, key=lambda pair: (pair[0].kernel, pair[0].arch, pair[0].position))
     archs = sorted({planned.arch for planned, _ in ordered})
-    by_kernel: dict[str, list[TracedVariant]] = {}
-    for planned, traced in ordered:
-        by_kernel.setdefault(planned.kernel, []).append(traced)
+    names = sorted({planned.kernel for planned, _ in ordered})
     units = _units(results)
     compiled = {variant.place: result for result in results for variant in result.unit.variants}
     usage = {result.unit.id: result.compiled.usage for result in results if result.compiled}
@@ -60,14 +60,12 @@ def make_manifest(
             "nvcc_flags": list(BASE_FLAGS),
             "source_hash": source_hash,
         },
-        "kernels": [_kernel(kernels[name], traced) for name, traced in sorted(by_kernel.items())],
+        "kernels": [_kernel(kernels[name], _all_in_order(name, ordered, left_out)) for name in names],
         "units": units,
         "variants": [_variant(traced, compiled[traced.place].unit.id, usage) for _, traced in ordered],
         "validated_on": {arch: VALIDATED_ON[arch] for arch in archs if arch in VALIDATED_ON},
         "not_run": {
-            arch: find_not_run([kernels[name] for name in sorted(by_kernel)], RUNS[arch])
-            for arch in archs
-            if arch in RUNS
+            arch: find_not_run([kernels[name] for name in names], RUNS[arch]) for arch in archs if arch in RUNS
         },
     }
 
@@ -106,7 +104,15 @@ def _units(results: Iterable[UnitResult]) -> list[dict[str, Any]]:
     return units
 
 
-def _kernel(kernel: Kernel, traced: Sequence[TracedVariant]) -> dict[str, Any]:
+def _all_in_order(
+    name: str, built: Iterable[tuple[Variant, TracedVariant]], left_out: Iterable[tuple[Variant, TracedVariant]]
+) -> list[TracedVariant]:
+    """Built or not, by place in the grid: the order of parameters must not depend on the profile."""
+    of_kernel = [pair for pair in (*built, *left_out) if pair[0].kernel == name]
+    return [traced for _, traced in sorted(of_kernel, key=lambda pair: (pair[0].position, pair[0].arch))]
+
+
+def _kernel(kernel: Kernel, everything: Sequence[TracedVariant]) -> dict[str, Any]:
     return {
         "name": kernel.name,
         "doc": kernel.doc,
@@ -114,7 +120,7 @@ def _kernel(kernel: Kernel, traced: Sequence[TracedVariant]) -> dict[str, Any]:
         "raw": list(kernel.raw),
         "accepts": {name: list(dtypes) for name, dtypes in kernel.accepts.items()},
         "derived": dict(kernel.derived),
-        "params": union_of_params(kernel.name, traced),
+        "params": union_of_params(kernel.name, everything),
     }
 
 

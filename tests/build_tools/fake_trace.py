@@ -104,3 +104,11 @@ def trace_files(variant: Variant) -> dict[str, bytes]:
         source = source.replace("__syncthreads()", "no_such_function()")
     content = launch(variant.kernel, variant.id, variant.arch, config=config)
     return {"kernel.cu": source.encode(), "launch.json": to_json(content)}
+
+
+def signature_files(variant: Variant) -> dict[str, bytes]:
+    """Stands in for build_tools.build.signature_files."""
+    params = launch(variant.kernel, variant.id, variant.arch)["params"]
+    if dict(variant.config).get("mode") == "scaled":
+        params = [params[0], {"name": "scale", "kind": "tensor", "dtype": "bfloat16"}, params[1]]
+    return {"signature.json": to_json([{key: param[key] for key in ("name", "kind", "dtype")} for param in params])}

@@ -50,6 +50,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: Callable[..., 
     """Runs a command on that kernels_src, with a cache and a store of this test's own."""
     monkeypatch.setenv("TILEKERNELS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(build_module, "trace_files", fake_trace.trace_files)
+    monkeypatch.setattr(build_module, "signature_files", fake_trace.signature_files)
     profile = tmp_path / "test.toml"
     profile.write_text('archs = ["sm_90a"]\n')
 
@@ -147,6 +148,27 @@ def test_build_then_nothing_to_do_then_one_change(
     assert [entry["variant"] for entry in json.loads((tmp_path / "store/manifest.json").read_text())["variants"]] == [
         "f2"
     ]
+
+
+def test_parameters_do_not_depend_on_what_a_profile_leaves_out(
+    run: Callable[..., Result], kernels: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Programs are compiled against ops.h of one profile and run with the library of another."""
+    kernels(mode=("fine", "scaled"), factor=(2,))
+    profile = tmp_path / "narrow.toml"
+    profile.write_text('archs = ["sm_90a"]\n["demo.scale"]\nmode = ["fine"]\n')
+    assert run("build", "--profile", str(profile)).exit_code == 0
+    manifest = json.loads((tmp_path / "store" / "manifest.json").read_text())
+    (kernel,) = manifest["kernels"]
+    assert [variant["variant"] for variant in manifest["variants"]] == ["fine_f2"]
+    assert [(param["name"], param["optional"], param["dtypes"]) for param in kernel["params"]] == [
+        ("x", False, ["float32"]),
+        ("scale", True, ["bfloat16"]),
+        ("out", False, ["float32"]),
+    ]
+    header = (tmp_path / "store" / "gen" / "ops.h").read_text()
+    assert header.index("* x;") < header.index("* scale;") < header.index("* out;")
+    assert "in no variant of this build" in header
 
 
 def test_another_store_and_cache_give_the_same_bytes(

@@ -56,6 +56,7 @@ def kernels(tmp_path: Path) -> Callable[..., Path]:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """Runs a command with a cache of its own for each store."""
     monkeypatch.setattr(build_module, "trace_files", fake_trace.trace_files)
+    monkeypatch.setattr(build_module, "signature_files", fake_trace.signature_files)
     profile = tmp_path / "test.toml"
     profile.write_text('archs = ["sm_90a"]\n')
 
@@ -190,6 +191,7 @@ def test_a_cluster_that_loses_a_worker_makes_the_same_store(
     kernels(factor=tuple(range(2, 10)), mode=("slow",))
     assert run("build", "whole").exit_code == 0
     address, workers = cluster(2)
+
     def kill_half_way() -> None:
         for _ in range(600):
             if len(list((tmp_path / "cache-spread").rglob("trace-1/*/*"))) >= 3:
