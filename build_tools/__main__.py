@@ -39,6 +39,7 @@ from .report import print_report, to_dict
 from .shards import parse_shard
 from .store import MANIFEST, default_store_folder, replace_file, to_json
 
+NOTHING_HALF = "no file is half written: mend this and build again, it goes on from what is finished"
 INTERRUPTED = 130  # what shells expect of a command ended by Ctrl-C
 
 
@@ -250,6 +251,11 @@ def _errors() -> Iterator[None]:
         yield
     except BuildError as error:
         click.echo(f"error: {error}", err=True)
+        sys.exit(1)
+    except OSError as error:
+        click.echo(
+            f"error: {error.filename or 'a file of the build'}: {error.strerror or error}; {NOTHING_HALF}", err=True
+        )
         sys.exit(1)
     except KeyboardInterrupt:
         click.echo("\nstopped; what was finished is in the cache, the next build goes on from there", err=True)

@@ -27,7 +27,7 @@ from .errors import BuildError
 from .executors import DEFAULT_PATIENCE, Executor, compiler_id, make_executor
 from .failures import compile_failures, trace_failure
 from .generate import generate_sources
-from .manifest import make_manifest
+from .manifest import is_dirty, make_manifest
 from .plan import Variant, load_kernels, plan, plan_left_out, trace_key
 from .profile import Profile
 from .report import Report, TraceTime
@@ -36,7 +36,7 @@ from .signatures import FILE as SIGNATURE_FILE
 from .signatures import VERSION as SIGNATURE_VERSION
 from .signatures import signature_files
 from .store import MANIFEST, Store, to_json, unit_folder, variant_folder
-from .toolchain import Toolchain, find_toolchain
+from .toolchain import Toolchain, check_archs_known, find_toolchain
 from .units import TracedVariant, Unit, make_units
 from .wheel_label import hash_sources
 from .workers import Outcome
@@ -76,6 +76,7 @@ class Run:
 def build(options: Options, console: Console) -> Report:
     """Everything: after it the store holds a manifest and generated sources, or the report holds failures."""
     toolchain = find_toolchain()  # first of all: nobody should trace for minutes to hear that there is no nvcc
+    check_archs_known(toolchain, options.archs or options.profile.archs)
     with _started(options, console) as run:
         with _timed(run.report, "plan"):
             planned = plan_variants(options)
@@ -96,6 +97,7 @@ def build(options: Options, console: Console) -> Report:
 def build_shard(options: Options, console: Console, shard: Shard) -> Report:
     """One part of a build, left in the store for `merge`."""
     toolchain = find_toolchain()
+    check_archs_known(toolchain, options.archs or options.profile.archs)
     with _started(options, console) as run:
         run.store.invalidate()
         with _timed(run.report, "plan"):
@@ -303,6 +305,7 @@ def _finish(
         results=run.report.units,
         toolchain=toolchain,
         source_hash=hash_sources(run.options.root),
+        dirty=is_dirty(run.options.root),
     )
     generate_sources(manifest, store)
     store.write(MANIFEST, to_json(manifest))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ def make_manifest(
     results: Sequence[UnitResult],
     toolchain: Toolchain,
     source_hash: str,
+    dirty: bool = False,
 ) -> dict[str, Any]:
     """The manifest of traced `variants`, which `results` hold as cubins. `left_out`: what the profile did not want of
     their kernels, for the parameters alone."""
@@ -59,6 +61,7 @@ def make_manifest(
             "nvcc_source": toolchain.source,
             "nvcc_flags": list(BASE_FLAGS),
             "source_hash": source_hash,
+            "dirty": dirty,
         },
         "kernels": [_kernel(kernels[name], _all_in_order(name, ordered, left_out)) for name in names],
         "units": units,
@@ -75,6 +78,16 @@ def find_not_run(kernels: Iterable[Kernel], record: Path) -> list[str]:
     lines = [json.loads(line) for line in record.read_text().splitlines()] if record.is_file() else []
     passed = {line["file"] for line in lines if line["passed"] and not line["failed"] and not line["error"]}
     return [each.name for each in kernels if f"tests/{each.family}/test_{each.file.stem}.py" not in passed]
+
+
+def is_dirty(root: Path) -> bool:
+    """Whether git knows of changes below `root` that were not committed. Without git a tree is what it is."""
+    command = ["git", "-C", str(root), "status", "--porcelain", "--untracked-files=all", "--", "."]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return run.returncode == 0 and bool(run.stdout.strip())
 
 
 def read_version(file: Path = VERSION_FILE) -> str:

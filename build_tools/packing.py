@@ -167,6 +167,8 @@ def _write_toolchain(target: Target) -> Path:
         lines += ["set(CMAKE_SYSTEM_NAME Linux)", f"set(CMAKE_SYSTEM_PROCESSOR {target.machine})"]
     for language, command in PARTS:
         lines.append(f'set(CMAKE_{language}_COMPILER "{zig};{command};-target;{target.machine}-linux-gnu.{GLIBC}")')
+    # pybind11 tries link-time optimisation, which nothing here uses and for which zig would compile its library again
+    lines += [f'set({name} OFF CACHE INTERNAL "")' for name in ("HAS_FLTO_THIN", "HAS_FLTO_AUTO", "HAS_FLTO")]
     file = ROOT / "build" / "toolchains" / f"{target.name}.cmake"
     text = "\n".join(lines) + "\n"
     if not file.is_file() or file.read_text() != text:

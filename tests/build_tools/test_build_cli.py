@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -307,6 +308,47 @@ def test_wrong_options_are_one_sentence(
     assert result.output.startswith("error: ")
     assert words in result.output
     assert "Traceback" not in result.output
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_no_finished_store(
+    run: Callable[..., Result], kernels: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels(factor=(2,))
+    assert run("build").exit_code == 0
+    kernels(factor=(3,))
+
+    def refuse(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("build_tools.store.replace_file", refuse)
+        result = run("build")
+    assert result.exit_code == 1
+    assert "error: " in result.output
+    assert "kernel.cu: No space left on device; no file is half written: mend this and build again" in result.output
+    assert "Traceback" not in result.output
+    assert not (tmp_path / "store" / "manifest.json").exists()
+    again = run("build")
+    assert again.exit_code == 0, again.output
+
+
+def test_an_arch_that_nvcc_does_not_know_is_told_before_the_trace(
+    run: Callable[..., Result], kernels: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels(factor=(2,))
+    compiler = tmp_path / "nvcc"
+    compiler.write_text(
+        '#!/bin/sh\ncase $1 in --list-gpu-code) echo sm_80; echo sm_89 ;; *) echo "V13.0.1"; echo "Build x" ;; esac\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CUDACXX", str(compiler))
+    result = run("build")
+    assert result.exit_code == 1
+    assert (
+        f"error: nvcc 13.0.1 ({compiler}) does not know sm_90a; it knows sm_80, sm_89: build without it"
+        in result.output
+    )
+    assert not (tmp_path / "store").exists()
 
 
 def test_a_read_only_cache_serves_and_says_what_it_cannot(
