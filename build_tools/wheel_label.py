@@ -21,6 +21,8 @@ SOURCES = ROOT / "kernels_src"  # not in a traced sdist, whose store lies beside
 EMBEDDED_STORE = "store"  # where a traced sdist has its kernel store (build_tools/sdist.py)
 SOURCE_SUFFIXES = (".py", ".cuh", ".h", ".hpp")
 
+SUMMARY = "TileLang kernels compiled ahead of time: torch operators and a C library that compile nothing at run time"
+
 # What PEP 440 keeps unchanged: `sm_90a` would become `sm.90a`, and only file names would lose upper case.
 LABEL = re.compile(r"cu[0-9]+(\.sm[0-9]+[a-z]?)+")
 
@@ -29,7 +31,7 @@ def dynamic_metadata(settings: Mapping[str, Any], project: Mapping[str, Any]) ->
     """The hook of scikit-build-core: the fields of [project] that are computed."""
     if settings:
         raise ValueError(f"wheel_label takes no settings in pyproject.toml, got {sorted(settings)}")
-    return {"version": wheel_version()}
+    return {"version": wheel_version(), "description": describe()}
 
 
 def wheel_version() -> str:
@@ -46,12 +48,28 @@ def project_version() -> str:
     return found[1]
 
 
-def find_label() -> str:
-    """The label of the store named by TILEKERNELS_STORE, else of the one in a traced sdist, else ""."""
+def describe() -> str:
+    """One line for METADATA: what the package is and, where kernels are packed, for which GPUs and by which profile."""
+    store = find_store()
+    if store is None:
+        return SUMMARY
+    manifest = json.loads((store / "manifest.json").read_text())
+    cuda = ".".join(manifest["build"]["nvcc"].split(".")[:2])
+    return f"{SUMMARY} ({', '.join(manifest['archs'])}; CUDA {cuda}; profile {manifest['profile']})"
+
+
+def find_store() -> Path | None:
+    """The store named by TILEKERNELS_STORE, else the one in a traced sdist."""
     store = os.environ.get("TILEKERNELS_STORE", "")
     if not store and (ROOT / EMBEDDED_STORE).is_dir():
         store = EMBEDDED_STORE
-    return label_of_store(ROOT / store) if store else ""
+    return ROOT / store if store else None
+
+
+def find_label() -> str:
+    """The label of the store named by TILEKERNELS_STORE, else of the one in a traced sdist, else ""."""
+    store = find_store()
+    return label_of_store(store) if store else ""
 
 
 def label_of_store(store: Path) -> str:

@@ -120,6 +120,7 @@ def test_version_says_cuda_and_gpus(wheel: Path, unpacked: Path) -> None:
     expected = f"{project_version()}+{make_label(manifest['build']['nvcc'], manifest['archs'])}"
     assert metadata["Version"] == expected
     assert wheel.name.split("-")[1] == expected
+    assert metadata["Summary"].endswith(f"({', '.join(manifest['archs'])}; CUDA 13.0; profile {manifest['profile']})")
     assert manifest["version"] == project_version()
     assert {re.split(r"[ >=<~]", line)[0] for line in metadata.get_all("Requires-Dist")} == {"torch", "click", "rich"}
 

@@ -37,12 +37,16 @@ def test_label_that_installers_would_change_is_refused(label: str) -> None:
 def test_version_takes_the_label_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = write_store(tmp_path / "store", "13.0.88", ["sm_90a"])
     monkeypatch.setenv("TILEKERNELS_STORE", str(store))
-    assert wheel_label.dynamic_metadata({}, {}) == {"version": f"{wheel_label.project_version()}+cu130.sm90a"}
+    assert wheel_label.dynamic_metadata({}, {}) == {
+        "version": f"{wheel_label.project_version()}+cu130.sm90a",
+        "description": f"{wheel_label.SUMMARY} (sm_90a; CUDA 13.0; profile mine)",
+    }
 
 
 def test_version_without_a_store_has_no_label(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TILEKERNELS_STORE", raising=False)
     assert wheel_label.wheel_version() == wheel_label.project_version()
+    assert wheel_label.describe() == wheel_label.SUMMARY
 
 
 def test_store_without_kernels_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
