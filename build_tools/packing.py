@@ -106,9 +106,12 @@ def _run_backend(store: Path, folder: Path, python: Interpreter, target: Target)
 
 def _repair(wheel: Path, folder: Path, target: Target) -> Path:
     """auditwheel refuses what an older system would lack, and writes the platform into the tag."""
-    plat = [] if target.is_cross else ["--plat", target.name]
-    command = [sys.executable, "-m", "auditwheel", "repair", "--only-plat", *plat, "--wheel-dir", str(folder)]
-    run_tool("auditwheel", [*command, str(wheel)], backend_environment(Path(sys.executable).parent))
+    command = [sys.executable, "-m", "auditwheel", "repair", "--only-plat", "--plat", target.name]
+    run_tool(
+        "auditwheel",
+        [*command, "--wheel-dir", str(folder), str(wheel)],
+        backend_environment(Path(sys.executable).parent),
+    )
     (repaired,) = folder.glob("*.whl")
     if target.name not in repaired.name:
         raise BuildError(f"auditwheel made {repaired.name} where {target.name} is wanted")
