@@ -31,6 +31,8 @@ def describe(kernel: Kernel, param: Param) -> list[str]:
         f"{tuple_of(map(readable, extents(entry, 'shape')))}, {_strides(entry)}" for entry in entries
     )
     title = ", ".join(words)
+    if not shapes:
+        return [f"{title}; in no variant of this build"]
     if len(shapes) == 1 and len(title) + len(next(iter(shapes))) < _LINE:
         return [f"{title}: {next(iter(shapes))}"]
     return [f"{title}:", *(f"  {shape}" for shape in shapes)]

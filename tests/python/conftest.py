@@ -70,6 +70,9 @@ class FakeExtension:
     def kernels(self) -> list[dict[str, Any]]:
         return [DEMO_SCALE]
 
+    def covers(self, kernel: str, axes: dict[str, Any], arch: str | None = None) -> bool:
+        return kernel == "demo.scale"
+
     def preload(self, names: list[str] | None, device: int) -> None:
         self.preloaded.append((names, device))
 
