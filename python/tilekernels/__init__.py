@@ -14,7 +14,7 @@ from .errors import ArgumentError, ArgumentTypeError, DeviceError, NotBuiltError
 if TYPE_CHECKING:
     import torch
 
-    from . import config, engram, errors, gemm, layout, mhc, moe, quant, testing, transform, transpose, v1
+    from . import config, engram, errors, gemm, layout, mhc, modeling, moe, quant, testing, transform, transpose, v1
 
 _LAZY_MODULES = (
     "config",
@@ -23,6 +23,7 @@ _LAZY_MODULES = (
     "gemm",
     "layout",
     "mhc",
+    "modeling",
     "moe",
     "quant",
     "testing",
@@ -60,6 +61,7 @@ __all__ = [
     "get_token_alignment",
     "layout",
     "mhc",
+    "modeling",
     "moe",
     "preload",
     "quant",
