@@ -1,16 +1,16 @@
-"""Autograd functions and modules over the operators, which record no gradients; each is loaded when first touched."""
+"""Autograd functions and modules over the operators, which record no gradients themselves."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import mhc
+    from . import engram, mhc
     from .mhc.pipeline import MHCPipeline
 
-_LAZY_MODULES = ("mhc",)
+_LAZY_MODULES = ("engram", "mhc")
 _LAZY_NAMES = {"MHCPipeline": "mhc.pipeline"}  # name -> module
 
-__all__ = ["MHCPipeline", "mhc"]
+__all__ = ["MHCPipeline", "engram", "mhc"]
 
 
 def __getattr__(name: str) -> Any:
