@@ -48,7 +48,7 @@ def main() -> None:
 def run_fresh_process() -> list[dict[str, Any]]:
     """The lines of a process whose home, temporary and working folders are empty; what it leaves there counts."""
     with tempfile.TemporaryDirectory() as folder:
-        places = {name: folder for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "TRITON_CACHE_DIR")}
+        places = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "TRITON_CACHE_DIR"), folder)
         command = [sys.executable, str(Path(__file__).resolve()), "--serve"]
         done = subprocess.run(command, cwd=folder, env={**os.environ, **places}, capture_output=True, text=True)
         if done.returncode:
