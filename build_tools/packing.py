@@ -108,12 +108,10 @@ def _run_backend(store: Path, folder: Path, python: Interpreter, target: Target)
 
 def _repair(wheel: Path, folder: Path, target: Target) -> Path:
     """auditwheel refuses what an older system would lack, and writes the platform into the tag."""
-    command = [sys.executable, "-m", "auditwheel", "repair", "--only-plat", "--plat", target.name]
-    run_tool(
-        "auditwheel",
-        [*command, "--wheel-dir", str(folder), str(wheel)],
-        backend_environment(Path(sys.executable).parent),
-    )
+    # asked for by name it knows the running processor's tags alone; of the other the tag is written by rewrite_wheel
+    plat = [] if target.is_cross else ["--plat", target.name]
+    command = [sys.executable, "-m", "auditwheel", "repair", "--only-plat", *plat, "--wheel-dir", str(folder)]
+    run_tool("auditwheel", [*command, str(wheel)], backend_environment(Path(sys.executable).parent))
     (repaired,) = folder.glob("*.whl")
     return repaired
 
