@@ -7,17 +7,24 @@
 
 namespace tk {
 
-// The sum of num_parts numbers that lie `stride` apart, first to last.
+// The sum of num_parts numbers that lie `stride` apart, first to last. Eight are on their way at a time.
 __device__ __forceinline__ float sum_parts(const float* parts, int64_t stride, int num_parts) {
+  constexpr int kLoads = 8;
   float total = 0.0f;
-#pragma unroll 8
-  for (int i = 0; i < num_parts; ++i) total = sum(total, parts[i * stride]);
+#pragma unroll 1
+  for (int first = 0; first < num_parts; first += kLoads) {
+    float values[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) values[i] = first + i < num_parts ? parts[(first + i) * stride] : 0.0f;
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) total = sum(total, values[i]);
+  }
   return total;
 }
 
-// 1 / sqrt(sqrsum / size + eps)
+// 1 / sqrt(sqrsum / size + eps), with the bits of torch's rsqrt
 __device__ __forceinline__ float rms_factor(float sqrsum, int size, float eps) {
-  return __frsqrt_rn(sum(quotient(sqrsum, static_cast<float>(size)), eps));
+  return rsqrtf(sum(quotient(sqrsum, static_cast<float>(size)), eps));
 }
 
 // Add one more group's share to a mix, which starts at zero.

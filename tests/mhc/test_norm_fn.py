@@ -24,8 +24,8 @@ from tilekernels.testing import assert_equal
 NAME = "mhc.mhc_pre_norm_fn_partials"
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
-# Against the size of the terms: fp32 sums, on a tensor core without rounding but with a few bits less
-TOLERANCE = 2.0**-19
+# Against the size of the terms: fp32 sums over up to 28,672 channels, which a tensor core cuts off instead of rounding
+TOLERANCE = 2.0**-17
 
 # (tokens, streams, hidden, mixes, parts, offset of residual)
 SHAPES = [
@@ -63,10 +63,10 @@ def check(shape: tuple[int, int, int, int, int, int], device: str) -> None:
 
 def bounds(shape: tuple[int, int, int, int, int, int], device: str) -> list[tuple[int, int]]:
     """Where the parts are cut; at odd addresses the kernel cuts anywhere, of which the reference knows nothing."""
-    _, streams, hidden, _, parts, offset = shape
+    _, streams, hidden, mixes, parts, offset = shape
     num_channels = streams * hidden
     if offset % 8 == 0 or device == "cpu":
-        return split_bounds(num_channels, parts)
+        return split_bounds(num_channels, parts, mixes)
     cuts = [num_channels * part // parts for part in range(parts + 1)]
     return list(itertools.pairwise(cuts))
 
@@ -152,13 +152,13 @@ def test_more_than_two_to_the_31_elements() -> None:
 def test_chosen_parts_fill_the_machine(tokens: int, channels: int) -> None:
     splits = choose_num_splits(tokens, channels)
     assert 1 <= splits <= 64
-    cuts = split_bounds(channels, splits)
+    cuts = split_bounds(channels, splits, 24)
     assert cuts[0][0] == 0
     assert cuts[-1][1] == channels
     assert all(before[1] == after[0] and after[0] < after[1] for before, after in itertools.pairwise(cuts))
     if tokens > 256 and channels == 28672:
-        blocks = -(-tokens // 256) * splits
-        assert blocks / (-(-blocks // 132) * 132) > 0.9
+        blocks = -(-tokens // 128) * splits
+        assert blocks / (-(-blocks // 264) * 264) > 0.9
 
 
 # ---- backward --------------------------------------------------------------------------------------------------------
