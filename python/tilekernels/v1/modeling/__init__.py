@@ -1,0 +1,3 @@
+"""Autograd functions over the operators."""
+
+from . import mhc as mhc
