@@ -15,26 +15,31 @@ import fnmatch
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from . import progress
-from .cache import Cache
-from .compile import allow_compilers, compile_unit, find_compiled, stop_compilers
+from .cache import Cache, make_key
+from .compile import compile_key, find_compiled, to_files
 from .errors import BuildError
+from .executors import DEFAULT_PATIENCE, Executor, compiler_id, make_executor
 from .failures import compile_failures, trace_failure
 from .generate import generate_sources
-from .manifest import hash_sources, make_manifest
-from .plan import Variant, load_kernels, plan, trace_key
+from .manifest import is_dirty, make_manifest
+from .plan import Variant, load_kernels, plan, plan_left_out, trace_key
 from .profile import Profile
 from .report import Report, TraceTime
+from .shards import Shard, digest_of_plan, import_shards, variants_of_shard, write_shard
+from .signatures import FILE as SIGNATURE_FILE
+from .signatures import VERSION as SIGNATURE_VERSION
+from .signatures import signature_files
 from .store import MANIFEST, Store, to_json, unit_folder, variant_folder
-from .toolchain import Toolchain, find_toolchain
+from .toolchain import Toolchain, check_archs_known, find_toolchain
 from .units import TracedVariant, Unit, make_units
-from .workers import Outcome, run_in_workers
+from .wheel_label import hash_sources
+from .workers import Outcome
 
 TRACE_TIMEOUT = 900.0  # seconds a variant; TileLang takes 1 s on average and 6 at most in the kernels seen
 
@@ -50,6 +55,8 @@ class Options:
     store: Path
     cache: Path
     root: Path  # the folder of families
+    executor: str = "local"  # who works: executors.py
+    patience: float = DEFAULT_PATIENCE  # seconds that a Dask cluster may be without workers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +67,7 @@ class Run:
     store: Store
     report: Report
     console: Console
+    executor: Executor
 
 
 # ---- the commands ---------------------------------------------------------------------------------------------------
@@ -68,11 +76,13 @@ class Run:
 def build(options: Options, console: Console) -> Report:
     """Everything: after it the store holds a manifest and generated sources, or the report holds failures."""
     toolchain = find_toolchain()  # first of all: nobody should trace for minutes to hear that there is no nvcc
+    check_archs_known(toolchain, options.archs or options.profile.archs)
     with _started(options, console) as run:
         with _timed(run.report, "plan"):
             planned = plan_variants(options)
         with _timed(run.report, "trace"):
             traced = trace_all(planned, run)
+            left_out = read_signatures(plan_left_out(planned, options.root), run)
         with _timed(run.report, "compile"):
             units = make_units((variant for _, variant in traced), options.root)
             compile_all(units, {variant.kernel: str(variant.file) for variant in planned}, toolchain, run)
@@ -80,8 +90,43 @@ def build(options: Options, console: Console) -> Report:
             run.store.invalidate()
         else:
             with _timed(run.report, "generate"):
-                _finish(traced, toolchain, run)
+                _finish(traced, left_out, toolchain, run)
     return run.report
+
+
+def build_shard(options: Options, console: Console, shard: Shard) -> Report:
+    """One part of a build, left in the store for `merge`."""
+    toolchain = find_toolchain()
+    check_archs_known(toolchain, options.archs or options.profile.archs)
+    with _started(options, console) as run:
+        run.store.invalidate()
+        with _timed(run.report, "plan"):
+            planned = plan_variants(options)
+            plan_digest = digest_of_plan(map(trace_key, planned))
+            part = variants_of_shard(planned, shard)
+        with _timed(run.report, "trace"):
+            traced = trace_all(part, run)
+        with _timed(run.report, "compile"):
+            units = make_units((variant for _, variant in traced), options.root)
+            compile_all(units, {variant.kernel: str(variant.file) for variant in planned}, toolchain, run)
+        if not run.report.failures:
+            entries = {
+                "trace": {trace_key(variant): _to_files(files) for variant, files in traced},
+                "compile": {
+                    compile_key(result.unit, toolchain): to_files(result.compiled)
+                    for result in run.report.units
+                    if result.compiled is not None
+                },
+            }
+            write_shard(options.store, shard, plan_digest, compiler_id(toolchain), entries)
+    return run.report
+
+
+def merge(options: Options, console: Console, folders: Sequence[Path]) -> Report:
+    """The build whose parts lie in `folders`: the same store as that of a build in one piece."""
+    plan_digest = digest_of_plan(map(trace_key, plan_variants(options)))
+    import_shards(folders, options.cache, plan_digest, compiler_id(find_toolchain()))
+    return build(options, console)
 
 
 def trace_only(options: Options, console: Console) -> Report:
@@ -147,7 +192,7 @@ def trace_all(variants: Sequence[Variant], run: Run) -> list[tuple[Variant, Trac
     outcomes: dict[int, Outcome] = {}
     edited: set[str] = set()
     with progress.stage(run.console, "trace", len(missing)) as advance:
-        for outcome in run_in_workers(trace_files, items, run.options.jobs, TRACE_TIMEOUT):
+        for outcome in run.executor.trace(trace_files, items, TRACE_TIMEOUT):
             index = missing[outcome.index]
             outcomes[index], files[index] = outcome, outcome.value
             if trace_key(variants[index]) != keys[index]:
@@ -170,11 +215,41 @@ def trace_all(variants: Sequence[Variant], run: Run) -> list[tuple[Variant, Trac
     return traced
 
 
+def read_signatures(left_out: Sequence[Variant], run: Run) -> list[tuple[Variant, TracedVariant]]:
+    """The parameters of variants that are not built, as launches that say nothing else."""
+    cache = Cache(run.options.cache, "signature")
+    keys = [make_key({"trace": trace_key(variant), "version": SIGNATURE_VERSION}) for variant in left_out]
+    files = [cache.get(key) for key in keys]
+    missing = [index for index, found in enumerate(files) if found is None]
+    for outcome in run.executor.trace(signature_files, [left_out[index] for index in missing], TRACE_TIMEOUT):
+        index = missing[outcome.index]
+        files[index] = outcome.value
+        if outcome.error is None:
+            cache.put(keys[index], outcome.value)
+        else:
+            run.report.failures.append(trace_failure(left_out[index], outcome, run.store))
+    return [
+        (variant, _without_code(variant, json.loads(content[SIGNATURE_FILE])))
+        for variant, content in zip(left_out, files, strict=True)
+        if content is not None
+    ]
+
+
+def _without_code(variant: Variant, params: list[dict[str, Any]]) -> TracedVariant:
+    return TracedVariant(
+        "", {"kernel": variant.kernel, "variant": variant.id, "arch": variant.arch, "params": params, "launches": []}
+    )
+
+
 def trace_files(variant: Variant) -> dict[str, bytes]:
     """Runs in a worker: TileLang is imported here and nowhere else in a build."""
     from .trace import trace
 
     traced = trace(variant)
+    return {"kernel.cu": traced.source.encode(), "launch.json": to_json(traced.launch)}
+
+
+def _to_files(traced: TracedVariant) -> dict[str, bytes]:
     return {"kernel.cu": traced.source.encode(), "launch.json": to_json(traced.launch)}
 
 
@@ -193,19 +268,13 @@ def compile_all(units: Sequence[Unit], files: Mapping[str, str], toolchain: Tool
     missing = [unit for unit in units if found[unit.id] is None]
     missing.sort(key=lambda unit: (-len(unit.source), unit.id))  # so that no large one is left alone at the end
     results = [result for result in found.values() if result is not None]
-    allow_compilers()
-    pool = ThreadPoolExecutor(max_workers=run.options.jobs)
-    try:
-        futures = [pool.submit(compile_unit, unit, toolchain, cache, run.options.root) for unit in missing]
-        with progress.stage(run.console, "compile", len(missing)) as advance:
-            for future in as_completed(futures):
-                results.append(future.result())
-                advance(results[-1].unit.id)
-    except BaseException:
-        stop_compilers()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    with (
+        progress.stage(run.console, "compile", len(missing)) as advance,
+        contextlib.closing(run.executor.compile(missing, toolchain, cache, run.options.root)) as compiled,
+    ):
+        for result in compiled:
+            results.append(result)
+            advance(result.unit.id)
     _note_cache(cache, run.report)
     run.report.units = sorted(results, key=lambda result: (result.unit.kernel, result.unit.arch, result.unit.number))
     for result in run.report.units:
@@ -218,7 +287,12 @@ def compile_all(units: Sequence[Unit], files: Mapping[str, str], toolchain: Tool
 # ---- manifest, codegen, embed ---------------------------------------------------------------------------------------
 
 
-def _finish(traced: Sequence[tuple[Variant, TracedVariant]], toolchain: Toolchain, run: Run) -> None:
+def _finish(
+    traced: Sequence[tuple[Variant, TracedVariant]],
+    left_out: Sequence[tuple[Variant, TracedVariant]],
+    toolchain: Toolchain,
+    run: Run,
+) -> None:
     """Remove what belongs to earlier builds, generate the sources, and write the manifest last."""
     store, units = run.store, [result.unit for result in run.report.units]
     store.prune("variants", [variant_folder(variant.kernel, variant.arch, variant.id) for _, variant in traced])
@@ -227,9 +301,11 @@ def _finish(traced: Sequence[tuple[Variant, TracedVariant]], toolchain: Toolchai
         profile=run.options.profile.name,
         kernels=load_kernels(run.options.root),
         variants=traced,
+        left_out=left_out,
         results=run.report.units,
         toolchain=toolchain,
         source_hash=hash_sources(run.options.root),
+        dirty=is_dirty(run.options.root),
     )
     generate_sources(manifest, store)
     store.write(MANIFEST, to_json(manifest))
@@ -245,7 +321,11 @@ def _started(options: Options, console: Console) -> Iterator[Run]:
     report = Report(options.profile.name, options.archs or options.profile.archs, options.store)
     with store.locked(console.print):
         store.remove_failed()
-        yield Run(options, store, report, console)
+        executor = make_executor(options.executor, options.jobs, options.patience)
+        try:
+            yield Run(options, store, report, console, executor)
+        finally:
+            executor.close()
         report.changed = store.changed
 
 

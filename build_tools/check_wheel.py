@@ -55,7 +55,14 @@ def check_wheel(wheel: Path, folder: Path) -> bool:
     if any(folder.rglob("nvcc")):
         raise EnvironmentFailed(f"{folder} must not have nvcc, found {next(folder.rglob('nvcc'))}")
     example = ["python", "-I", "-W", NO_NUMPY, str(EXAMPLE)]
-    for command in (["python", "-I", "-c", FOREIGN], ["tilekernels", "list"], example):
+    pip_check = ["python", "-I", "-m", "pip", "--disable-pip-version-check", "check"]
+    for command in (
+        ["python", "-I", "-c", FOREIGN],
+        pip_check,
+        ["tilekernels", "verify"],
+        ["tilekernels", "list"],
+        example,
+    ):
         run_isolated(folder, command)
     stamp.write_text(digest)
     return True

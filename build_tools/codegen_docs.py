@@ -31,6 +31,8 @@ def describe(kernel: Kernel, param: Param) -> list[str]:
         f"{tuple_of(map(readable, extents(entry, 'shape')))}, {_strides(entry)}" for entry in entries
     )
     title = ", ".join(words)
+    if not shapes:
+        return [f"{title}; in no variant of this build"]
     if len(shapes) == 1 and len(title) + len(next(iter(shapes))) < _LINE:
         return [f"{title}: {next(iter(shapes))}"]
     return [f"{title}:", *(f"  {shape}" for shape in shapes)]
@@ -89,7 +91,7 @@ def c_enumerator(kernel: Kernel, axis: Axis, label: str) -> str:
 
 
 def python_arguments(kernel: Kernel, check: bool) -> list[str]:
-    """The positional parameters of a function of `_C`; tensors that are written may be asked for, in a check be None."""
+    """The positional parameters of a function of `_C`: written tensors may be asked for, in a check be None."""
     arguments = [f"{param.name}: {_python_type(param, check)}" for param in kernel.params]
     arguments += [f"{axis.name}: {_python_axis_type(axis)}" for axis in kernel.plain_axes]
     return [*arguments, "/"] if arguments else []

@@ -81,12 +81,22 @@ def compile_unit(unit: Unit, toolchain: Toolchain, cache: Cache, kernels_src: Pa
     """The unit's cubin from nvcc, put into the cache; never raises for a kernel that does not compile."""
     start = time.monotonic()
     try:
-        compiled = compile_source(unit.source, _symbols(unit.variants), unit.flags, toolchain)
+        compiled = compile_source(unit.source, symbols_of(unit.variants), unit.flags, toolchain)
     except CompileError as error:
         bad = _find_bad(unit, unit.variants, unit.source, error, toolchain, kernels_src)
         return UnitResult(unit, None, tuple(bad), time.monotonic() - start, cached=False)
-    cache.put(compile_key(unit, toolchain), {"unit.cubin": compiled.cubin, "ptxas.txt": compiled.ptxas.encode()})
+    put_compiled(unit, compiled, toolchain, cache)
     return UnitResult(unit, compiled, (), time.monotonic() - start, cached=False)
+
+
+def put_compiled(unit: Unit, compiled: Compiled, toolchain: Toolchain, cache: Cache) -> None:
+    """Keep what nvcc made of a unit."""
+    cache.put(compile_key(unit, toolchain), to_files(compiled))
+
+
+def to_files(compiled: Compiled) -> dict[str, bytes]:
+    """The cache's form of it."""
+    return {"unit.cubin": compiled.cubin, "ptxas.txt": compiled.ptxas.encode()}
 
 
 def compile_key(unit: Unit, toolchain: Toolchain) -> str:
@@ -97,7 +107,7 @@ def compile_key(unit: Unit, toolchain: Toolchain) -> str:
         "nvcc": toolchain.build,
         "headers": f"tilelang {toolchain.tilelang}",
     }
-    return make_key({"stage": "compile", "symbols": sorted(_symbols(unit.variants)), **content})
+    return make_key({"stage": "compile", "symbols": sorted(symbols_of(unit.variants)), **content})
 
 
 def compile_source(source: str, symbols: Sequence[str], flags: Sequence[str], toolchain: Toolchain) -> Compiled:
@@ -145,7 +155,7 @@ def _find_bad(
     for part in filter(None, parts):
         part_source = unit_source(part, kernels_src)
         try:
-            compile_source(part_source, _symbols(part), unit.flags, toolchain)
+            compile_source(part_source, symbols_of(part), unit.flags, toolchain)
         except CompileError as part_error:
             found += _find_bad(unit, part, part_source, part_error, toolchain, kernels_src)
     return found or [BadVariants(variants, source, error)]
@@ -193,7 +203,7 @@ def find_machine_trace(cubin: bytes) -> str:
     return ""
 
 
-def _symbols(variants: Sequence[TracedVariant]) -> list[str]:
+def symbols_of(variants: Sequence[TracedVariant]) -> list[str]:
     return [symbol for variant in variants for symbol in variant.symbols]
 
 

@@ -1,4 +1,4 @@
-"""generate: runs codegen and embed for a manifest, or nothing where gen/ of the store is already what they would write.
+"""generate: runs codegen, embed and sbom for a manifest, or nothing where gen/ of the store already is what they write.
 
 A stamp beside the generated files names the manifest and the generators they come from, and the files' hashes.
 """
@@ -7,24 +7,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .errors import BuildError
-from .store import Store, to_json
+from .store import Store, replace_file, to_json
 
 STAMP = ".made-from.json"
 
 
 def generate_sources(manifest: Mapping[str, Any], store: Store) -> None:
-    """Make gen/ what codegen and embed write for this manifest."""
+    """Make gen/ what codegen, embed and sbom write for this manifest."""
     out = store.folder / "gen"
     key = _key(manifest)
     if _is_current(out, key):
         return
     from .codegen import generate  # templates and their library are loaded only when there is something to generate
     from .embed import EmbedError, embed
+    from .sbom import SBOM_NAME, make_sbom
 
     store.invalidate()
     out.mkdir(parents=True, exist_ok=True)
@@ -34,12 +36,15 @@ def generate_sources(manifest: Mapping[str, Any], store: Store) -> None:
         embed(manifest, store.folder, out)
     except EmbedError as error:
         raise BuildError(str(error)) from error
+    replace_file(out / SBOM_NAME, make_sbom(manifest))
     store.write(f"gen/{STAMP}", to_json({"key": key, "files": _hashes(out)}))
 
 
 def _key(manifest: Mapping[str, Any]) -> str:
-    """The manifest and the generators: all of build_tools, which is simpler than knowing who imports whom."""
+    """The manifest, the date of the SBOM and the generators: all of build_tools, which is simpler than knowing who
+    imports whom."""
     digest = hashlib.sha256(to_json(manifest))
+    digest.update(os.environ.get("SOURCE_DATE_EPOCH", "").encode())
     for name, content_hash in _hashes(Path(__file__).resolve().parent).items():
         digest.update(f"{name} {content_hash}\n".encode())
     return digest.hexdigest()

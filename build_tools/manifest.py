@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ VERSION_FILE = Path(__file__).resolve().parent.parent / "python" / "tilekernels"
 VALIDATED_ON = {"sm_90a": "H200"}
 # What `pytest -m gpu --record` wrote there. A kernel without a passed test file of its name has not run
 RUNS = {"sm_90a": VERSION_FILE.parents[2] / "benchmarks" / "results" / "h200" / "tests.jsonl"}
-_SOURCE_SUFFIXES = (".py", ".cuh", ".h", ".hpp")
 
 
 def make_manifest(
@@ -36,16 +36,17 @@ def make_manifest(
     profile: str,
     kernels: Mapping[str, Kernel],
     variants: Sequence[tuple[Variant, TracedVariant]],
+    left_out: Sequence[tuple[Variant, TracedVariant]] = (),
     results: Sequence[UnitResult],
     toolchain: Toolchain,
     source_hash: str,
+    dirty: bool = False,
 ) -> dict[str, Any]:
-    """The manifest of traced `variants`, which `results` hold as cubins."""
+    """The manifest of traced `variants`, which `results` hold as cubins. `left_out`: what the profile did not want of
+    their kernels, for the parameters alone."""
     ordered = sorted(variants, key=lambda pair: (pair[0].kernel, pair[0].arch, pair[0].position))
     archs = sorted({planned.arch for planned, _ in ordered})
-    by_kernel: dict[str, list[TracedVariant]] = {}
-    for planned, traced in ordered:
-        by_kernel.setdefault(planned.kernel, []).append(traced)
+    names = sorted({planned.kernel for planned, _ in ordered})
     units = _units(results)
     compiled = {variant.place: result for result in results for variant in result.unit.variants}
     usage = {result.unit.id: result.compiled.usage for result in results if result.compiled}
@@ -60,15 +61,14 @@ def make_manifest(
             "nvcc_source": toolchain.source,
             "nvcc_flags": list(BASE_FLAGS),
             "source_hash": source_hash,
+            "dirty": dirty,
         },
-        "kernels": [_kernel(kernels[name], traced) for name, traced in sorted(by_kernel.items())],
+        "kernels": [_kernel(kernels[name], _all_in_order(name, ordered, left_out)) for name in names],
         "units": units,
         "variants": [_variant(traced, compiled[traced.place].unit.id, usage) for _, traced in ordered],
         "validated_on": {arch: VALIDATED_ON[arch] for arch in archs if arch in VALIDATED_ON},
         "not_run": {
-            arch: find_not_run([kernels[name] for name in sorted(by_kernel)], RUNS[arch])
-            for arch in archs
-            if arch in RUNS
+            arch: find_not_run([kernels[name] for name in names], RUNS[arch]) for arch in archs if arch in RUNS
         },
     }
 
@@ -80,22 +80,22 @@ def find_not_run(kernels: Iterable[Kernel], record: Path) -> list[str]:
     return [each.name for each in kernels if f"tests/{each.family}/test_{each.file.stem}.py" not in passed]
 
 
+def is_dirty(root: Path) -> bool:
+    """Whether git knows of changes below `root` that were not committed. Without git a tree is what it is."""
+    command = ["git", "-C", str(root), "status", "--porcelain", "--untracked-files=all", "--", "."]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return run.returncode == 0 and bool(run.stdout.strip())
+
+
 def read_version(file: Path = VERSION_FILE) -> str:
     """The project's version, from its one place."""
     found = re.search(r'^__version__ = "([^"]+)"$', file.read_text(), re.MULTILINE)
     if found is None:
         raise BuildError(f'{file} must hold a line __version__ = "X.Y.Z"')
     return found[1]
-
-
-def hash_sources(root: Path) -> str:
-    """One hash over the kernel sources, for telling which state of them a library was made from."""
-    digest = hashlib.sha256()
-    for file in sorted(path for path in root.rglob("*") if path.suffix in _SOURCE_SUFFIXES and path.is_file()):
-        content = file.read_bytes()
-        digest.update(f"{file.relative_to(root).as_posix()} {len(content)}\n".encode())
-        digest.update(content)
-    return digest.hexdigest()
 
 
 def _units(results: Iterable[UnitResult]) -> list[dict[str, Any]]:
@@ -117,7 +117,15 @@ def _units(results: Iterable[UnitResult]) -> list[dict[str, Any]]:
     return units
 
 
-def _kernel(kernel: Kernel, traced: Sequence[TracedVariant]) -> dict[str, Any]:
+def _all_in_order(
+    name: str, built: Iterable[tuple[Variant, TracedVariant]], left_out: Iterable[tuple[Variant, TracedVariant]]
+) -> list[TracedVariant]:
+    """Built or not, by place in the grid: the order of parameters must not depend on the profile."""
+    of_kernel = [pair for pair in (*built, *left_out) if pair[0].kernel == name]
+    return [traced for _, traced in sorted(of_kernel, key=lambda pair: (pair[0].position, pair[0].arch))]
+
+
+def _kernel(kernel: Kernel, everything: Sequence[TracedVariant]) -> dict[str, Any]:
     return {
         "name": kernel.name,
         "doc": kernel.doc,
@@ -125,7 +133,7 @@ def _kernel(kernel: Kernel, traced: Sequence[TracedVariant]) -> dict[str, Any]:
         "raw": list(kernel.raw),
         "accepts": {name: list(dtypes) for name, dtypes in kernel.accepts.items()},
         "derived": dict(kernel.derived),
-        "params": union_of_params(kernel.name, traced),
+        "params": union_of_params(kernel.name, everything),
     }
 
 

@@ -7,7 +7,9 @@ that a build finds in a second that nothing changed.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from kernels_src.declare import AxisValue, Kernel
 
@@ -16,7 +18,7 @@ from .kernel_files import KERNELS_ROOT, load_kernels
 from .profile import Profile, check_archs, load_profile
 from .trace_key import trace_key
 
-__all__ = ["Kernel", "Profile", "Variant", "load_kernels", "load_profile", "plan", "trace_key"]
+__all__ = ["Kernel", "Profile", "Variant", "load_kernels", "load_profile", "plan", "plan_left_out", "trace_key"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +63,36 @@ def plan(profile: Profile, archs: tuple[str, ...] | list[str] | None = None, roo
         if profile.selects(kernel.name):
             variants += _variants(kernel, profile, sorted(set(chosen)), root)
     return variants
+
+
+def plan_left_out(planned: Sequence[Variant], root: Path | None = None) -> list[Variant]:
+    """One variant for each combination of axis values that a planned kernel declares and the plan does not have, of
+    whatever form. They are not built; their parameters have places in calls all the same."""
+    kernels = load_kernels((root or KERNELS_ROOT).resolve())
+    by_kernel: dict[str, list[Variant]] = {}
+    for variant in planned:
+        by_kernel.setdefault(variant.kernel, []).append(variant)
+    left_out = []
+    for name, variants in sorted(by_kernel.items()):
+        kernel = kernels[name]
+        forms = {axis.name for axis in kernel.axes if axis.kind == "forms"}
+
+        def key_of(config: Iterable[tuple[str, AxisValue]], forms: set[str] = forms) -> tuple[Any, ...]:
+            return tuple(pair for pair in config if pair[0] not in forms)
+
+        built = {key_of(variant.config) for variant in variants}
+        missing = {
+            key_of(config.items()): (position, config)
+            for position, config in enumerate(kernel.configs())
+            if key_of(config.items()) not in built
+        }
+        left_out += [
+            dataclasses.replace(
+                variants[0], config=tuple(config.items()), id=kernel.variant_id(config), position=position, symbol=""
+            )
+            for position, config in missing.values()
+        ]
+    return left_out
 
 
 def _variants(kernel: Kernel, profile: Profile, archs: list[str], root: Path) -> list[Variant]:

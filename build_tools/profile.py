@@ -45,6 +45,18 @@ class Profile:
         """Whether the kernel is built at all."""
         return _matches(kernel, self.include) and not _matches(kernel, self.exclude)
 
+    def find_pattern(self, kernel: str, patterns: tuple[str, ...]) -> str | None:
+        """The first of `patterns` that matches the kernel."""
+        return next((pattern for pattern in patterns if fnmatch.fnmatchcase(kernel, pattern)), None)
+
+    def place(self, key: str, table: str = "") -> str:
+        """`file:line` of the line that sets `key` (of `table`), "" where none does."""
+        if self.file is None:
+            return ""
+        line = _find_line(_read_text(self.file), key, table)
+        file = self.file.relative_to(REPOSITORY) if REPOSITORY in self.file.parents else self.file
+        return f"{file}:{line}" if line else ""
+
     def keeps(self, kernel: str, config: Mapping[str, AxisValue]) -> bool:
         """Whether this config of a selected kernel is built."""
         return all(config[axis] in values for axis, values in self.narrowed.get(kernel, {}).items())
@@ -59,6 +71,20 @@ class Profile:
                 raise self.error(name, f"no such kernel; kernels: {', '.join(kernels)}")
             for axis_name, values in axes.items():
                 self._check_axis(kernels[name], axis_name, values)
+            self._check_values_occur(kernels[name], axes)
+
+    def _check_values_occur(self, kernel: Kernel, axes: Mapping[str, tuple[AxisValue, ...]]) -> None:
+        """A value that the kernel's conditions exclude together with the other values would be dropped silently."""
+        configs = [config for config in kernel.configs() if self.keeps(kernel.name, config)]
+        for axis, values in axes.items() if configs else ():
+            for value in values:
+                if all(config[axis] != value for config in configs):
+                    raise self.error(
+                        axis,
+                        f"{value!r} is in no combination that the conditions of {kernel.name} allow with the other "
+                        f"values of this table; remove it, or keep values that go with it ({kernel.file})",
+                        kernel.name,
+                    )
 
     def _check_axis(self, kernel: Kernel, axis_name: str, values: tuple[AxisValue, ...]) -> None:
         by_name: dict[str, Axis] = {axis.name: axis for axis in kernel.axes}
@@ -82,7 +108,7 @@ class Profile:
         """A PlanError that says where in the profile `key` (of `table`) stands."""
         if self.file is None:
             return PlanError(f"profile {self.name}: {key}: {text}")
-        return _error(self.file, self.file.read_text(), key, text, table)
+        return _error(self.file, _read_text(self.file), key, text, table)
 
 
 def load_profile(path_or_name: str | Path) -> Profile:
@@ -93,11 +119,11 @@ def load_profile(path_or_name: str | Path) -> Profile:
     if not file.is_file():
         known = ", ".join(sorted(path.stem for path in PROFILES_FOLDER.glob("*.toml")))
         raise PlanError(f"no profile {path_or_name}: give a path to a .toml file or one of {known}")
-    text = file.read_text()
+    text = _read_text(file)
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise PlanError(f"{file}: not valid TOML: {error}") from None
+        raise PlanError(_place_toml_error(file, text, str(error))) from None
 
     def fail(key: str, problem: str, table: str = "") -> PlanError:
         return _error(file, text, key, problem, table)
@@ -114,6 +140,30 @@ def load_profile(path_or_name: str | Path) -> Profile:
     include = _texts(operators.get("include", ["*"]), "include", '["quant.*"]', fail, "operators")
     exclude = _texts(operators.get("exclude", []), "exclude", '["quant.*"]', fail, "operators")
     return Profile(file.stem, archs, include, exclude, _narrowed(content, fail), file)
+
+
+def _read_text(file: Path) -> str:
+    try:
+        content = file.read_bytes()
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise PlanError(
+            f"{file}:{line}: not UTF-8, as TOML must be (byte 0x{content[error.start]:02x}): save the file as UTF-8"
+        ) from None
+    except OSError as error:
+        raise PlanError(f"{file}: the profile cannot be read ({error.strerror})") from None
+
+
+def _place_toml_error(file: Path, text: str, problem: str) -> str:
+    """`x.toml:3: not valid TOML, near archs: ...`; the reader says "(at line 3, column 9)" or "(at end ...)"."""
+    found = re.search(r" \(at line (\d+), column \d+\)$| \(at end of document\)$", problem)
+    lines = text.splitlines() or [""]
+    number = int(found[1]) if found and found[1] else len(lines)
+    before = [line for line in lines[:number] if re.match(r"\s*['\"\w\[]", line)]
+    near = re.match(r"\s*(\[+[^\]]*\]*|['\"]?[\w.-]+['\"]?)", before[-1]) if before else None
+    key = f", near {near[1].strip()}" if near else ""
+    return f"{file}:{number}: not valid TOML{key}: {problem[: found.start()] if found else problem}"
 
 
 def check_archs(archs: tuple[str, ...], error: Any = PlanError) -> None:
@@ -148,11 +198,21 @@ def _matches(kernel: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _error(file: Path, text: str, key: str, problem: str, table: str = "") -> PlanError:
-    """TOML readers give no positions: look for the line that sets `key`, below the head of `table`."""
-    lines = text.splitlines()
-    head = re.compile(rf"\s*\[\s*['\"]?{re.escape(table)}['\"]?\s*\]") if table else None
-    start = next((number for number, line in enumerate(lines) if head and head.match(line)), 0)
-    setting = re.compile(rf"\s*\[?\s*['\"]?{re.escape(key)}['\"]?\s*[\]=]")
-    line = next((number for number in range(start, len(lines)) if setting.match(lines[number])), None)
-    where = f"{file}:{line + 1}" if line is not None else str(file)
+    """TOML readers give no positions of keys: look for the line."""
+    line = _find_line(text, key, table)
+    where = f"{file}:{line}" if line else str(file)
     return PlanError(f"{where}: {f'[{table}] ' if table else ''}{key}: {problem}")
+
+
+def _find_line(text: str, key: str, table: str) -> int:
+    """The number of the line that sets `key`, 0 if none does; a table may also stand in one line, `"a.b" = {...}`."""
+    lines = text.splitlines()
+    name = rf"['\"]?{re.escape(table)}['\"]?\s*"
+    head = re.compile(rf"\s*(?:\[\s*{name}\]|{name}=\s*\{{)") if table else None
+    start = next((number for number, line in enumerate(lines) if head and head.match(line)), 0 if not table else -1)
+    if start < 0:
+        return 0
+    if table and "{" in lines[start].partition("=")[2]:
+        return start + 1
+    setting = re.compile(rf"\s*\[?\s*['\"]?{re.escape(key)}['\"]?\s*[\]=]")
+    return next((number + 1 for number in range(start, len(lines)) if setting.match(lines[number])), 0)

@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from .errors import BuildError
@@ -60,6 +60,20 @@ def find_toolchain(environment: Mapping[str, str] = os.environ) -> Toolchain:
         or "\n  no nvcc in $CUDACXX, PATH, CUDA_HOME, CUDA_PATH or the PyPI wheels"
     )
     raise BuildError(f"kernels need the nvcc of CUDA {CUDA_MAJOR}: {INSTALL_NVCC}{found}")
+
+
+def check_archs_known(toolchain: Toolchain, archs: Iterable[str]) -> None:
+    """Raise BuildError for a GPU that this nvcc cannot compile for, before anything is traced."""
+    run = subprocess.run([str(toolchain.nvcc), "--list-gpu-code"], capture_output=True, text=True, check=False)
+    known = re.findall(
+        r"^sm_(\d+)", run.stdout, re.MULTILINE
+    )  # without the letters of special forms: 90 stands for 90a
+    for arch in archs if known else ():
+        if re.sub(r"\D", "", arch) not in known:
+            raise BuildError(
+                f"nvcc {toolchain.version} ({toolchain.nvcc}) does not know {arch}; it knows sm_{', sm_'.join(known)}: "
+                f"build without it (--archs), or {INSTALL_NVCC}"
+            )
 
 
 def find_tilelang_headers() -> tuple[str, tuple[Path, ...]]:

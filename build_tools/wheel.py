@@ -14,17 +14,16 @@ import hashlib
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from .check_wheel import check_wheel
 from .environment import EnvironmentFailed, install
 from .errors import BuildError
+from .packing import Interpreter, backend_environment, pack
 from .store import default_store_folder
 from .toolchain import find_toolchain
 from .wheel_label import ROOT, label_of_store, project_version
@@ -32,8 +31,11 @@ from .wheel_label import ROOT, label_of_store, project_version
 # What is packed, beside the kernel store. A folder stands for all files in it.
 PACKED = (
     "CMakeLists.txt", "cmake", "csrc", "python", "pyproject.toml", "requirements-wheel.txt",
-    "build_tools/wheel.py", "build_tools/wheel_label.py", "README.md", "LICENSE", "NOTICE", "licenses",
+    "build_tools/packing.py", "build_tools/archive.py", "build_tools/sbom.py", "build_tools/wheel_label.py",
+    "README.md", "LICENSE", "NOTICE", "licenses",
 )  # fmt: skip
+# Variables that decide bytes of the wheel.
+ASKED = ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CMAKE_ARGS", "SOURCE_DATE_EPOCH")
 
 
 def main() -> None:
@@ -87,38 +89,10 @@ def build_wheel(store: Path, dist: Path) -> tuple[Path, bool]:
     if record.get("inputs") == digest and wheel.is_file() and file_digest(wheel) == record["sha256"]:
         return wheel, False
     print(f"wheel: packing {project_version()}+{label_of_store(store)}", flush=True)
-    wheel = run_backend(store, dist)
+    wheel = pack(store, dist, Interpreter.running())
     record_file.parent.mkdir(parents=True, exist_ok=True)
     record_file.write_text(json.dumps({"inputs": digest, "wheel": wheel.name, "sha256": file_digest(wheel)}, indent=2))
     return wheel, True
-
-
-def run_backend(store: Path, dist: Path) -> Path:
-    """`pip wheel` without isolation: the pinned scikit-build-core, CMake and ninja of this environment."""
-    dist.mkdir(parents=True, exist_ok=True)
-    environment = backend_environment() | {"TILEKERNELS_STORE": str(store)}
-    with tempfile.TemporaryDirectory(dir=dist, prefix=".new-") as folder:
-        command = [
-            *(sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", str(ROOT), "--wheel-dir", folder),
-            *("--no-deps", "--no-build-isolation"),
-            *("--config-settings", f"build-dir=build/cmake/{store.name}-{{wheel_tag}}"),
-        ]
-        # umask: the permissions of packed files are part of the wheel's bytes
-        result = subprocess.run(command, env=environment, umask=0o022, capture_output=True, text=True, check=False)
-        if result.returncode:
-            output = "".join(f"    {line}\n" for line in (result.stdout + result.stderr).splitlines())
-            raise BuildError(f"packing the wheel ended with {result.returncode}: {' '.join(command)}\n{output}")
-        (built,) = Path(folder).glob("*.whl")
-        return Path(shutil.move(built, dist / built.name))
-
-
-def backend_environment() -> dict[str, str]:
-    """The environment in which the wheel is packed: tools of this environment first, and the GNU compilers by default.
-
-    Without CC and CXX scikit-build-core takes the compiler that built Python, which this machine need not have.
-    """
-    tools = f"{sys.prefix}/bin{os.pathsep}{os.environ.get('PATH', '')}"
-    return {"CC": "gcc", "CXX": "g++"} | os.environ | {"PATH": tools}
 
 
 def install_wheel(wheel: Path) -> bool:
@@ -137,9 +111,9 @@ def input_digest(store: Path) -> str:
     total = hashlib.sha256()
     for file in sorted({*_files(store / "manifest.json"), *_files(store / "gen"), *_packed_files()}):
         total.update(f"{file}\0{file_digest(file)}\n".encode())
-    environment = backend_environment()
+    environment = backend_environment(Path(sys.prefix) / "bin")
     version = subprocess.run([environment["CXX"], "--version"], capture_output=True, text=True, check=False).stdout
-    asked = [environment.get(name) for name in ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS", "CMAKE_ARGS")]
+    asked = [environment.get(name) for name in ASKED]
     total.update(json.dumps([sys.version, sysconfig.get_platform(), version, asked]).encode())
     return total.hexdigest()
 

@@ -7,6 +7,7 @@ so it imports the standard library alone. The label is read from the manifest of
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -16,6 +17,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSION_FILE = ROOT / "python" / "tilekernels" / "_version.py"
+SOURCES = ROOT / "kernels_src"  # not in a traced sdist, whose store lies beside the sources it was packed with
+EMBEDDED_STORE = "store"  # where a traced sdist has its kernel store (build_tools/sdist.py)
+SOURCE_SUFFIXES = (".py", ".cuh", ".h", ".hpp")
+
+SUMMARY = "TileLang kernels compiled ahead of time: torch operators and a C library that compile nothing at run time"
 
 # What PEP 440 keeps unchanged: `sm_90a` would become `sm.90a`, and only file names would lose upper case.
 LABEL = re.compile(r"cu[0-9]+(\.sm[0-9]+[a-z]?)+")
@@ -25,7 +31,7 @@ def dynamic_metadata(settings: Mapping[str, Any], project: Mapping[str, Any]) ->
     """The hook of scikit-build-core: the fields of [project] that are computed."""
     if settings:
         raise ValueError(f"wheel_label takes no settings in pyproject.toml, got {sorted(settings)}")
-    return {"version": wheel_version()}
+    return {"version": wheel_version(), "description": describe()}
 
 
 def wheel_version() -> str:
@@ -42,10 +48,28 @@ def project_version() -> str:
     return found[1]
 
 
-def find_label() -> str:
-    """The label of the store named by TILEKERNELS_STORE, else ""."""
+def describe() -> str:
+    """One line for METADATA: what the package is and, where kernels are packed, for which GPUs and by which profile."""
+    store = find_store()
+    if store is None:
+        return SUMMARY
+    manifest = json.loads((store / "manifest.json").read_text())
+    cuda = ".".join(manifest["build"]["nvcc"].split(".")[:2])
+    return f"{SUMMARY} ({', '.join(manifest['archs'])}; CUDA {cuda}; profile {manifest['profile']})"
+
+
+def find_store() -> Path | None:
+    """The store named by TILEKERNELS_STORE, else the one in a traced sdist."""
     store = os.environ.get("TILEKERNELS_STORE", "")
-    return label_of_store(ROOT / store) if store else ""
+    if not store and (ROOT / EMBEDDED_STORE).is_dir():
+        store = EMBEDDED_STORE
+    return ROOT / store if store else None
+
+
+def find_label() -> str:
+    """The label of the store named by TILEKERNELS_STORE, else of the one in a traced sdist, else ""."""
+    store = find_store()
+    return label_of_store(store) if store else ""
 
 
 def label_of_store(store: Path) -> str:
@@ -56,7 +80,28 @@ def label_of_store(store: Path) -> str:
             f"TILEKERNELS_STORE={store} holds no manifest.json; build the kernels first: python -m build_tools build"
         )
     manifest = json.loads(manifest_file.read_text())
+    check_sources(store, manifest)
     return make_label(manifest["build"]["nvcc"], manifest["archs"])
+
+
+def check_sources(store: Path, manifest: Mapping[str, Any]) -> None:
+    """Raise where the kernels of a store come from other sources than those beside this file."""
+    if SOURCES.is_dir() and manifest["build"].get("source_hash") != hash_sources(SOURCES):
+        raise ValueError(
+            f"{store} was made from other kernel sources than {SOURCES} holds now, so that code and checks would not "
+            f"belong together; build it again: python -m build_tools build --profile {manifest.get('profile')} "
+            f"--archs {','.join(manifest['archs'])} --store {store}"
+        )
+
+
+def hash_sources(root: Path) -> str:
+    """One hash over the kernel sources, for telling which state of them a library was made from."""
+    digest = hashlib.sha256()
+    for file in sorted(path for path in root.rglob("*") if path.suffix in SOURCE_SUFFIXES and path.is_file()):
+        content = file.read_bytes()
+        digest.update(f"{file.relative_to(root).as_posix()} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()
 
 
 def make_label(nvcc_version: str, archs: Sequence[str]) -> str:

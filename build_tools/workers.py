@@ -1,8 +1,8 @@
 """workers: run one function over many items in fresh processes, and live on when one of them dies.
 
 Python's process pool fails every waiting task once a worker is killed, without saying which task did it. TileLang is a
-compiler in C++ that can crash or run out of memory, so here each worker holds exactly one item: a dead worker is that
-item's failure, its last words are kept, and another worker takes its place.
+compiler in C++ that can crash or run out of memory, so here each worker holds exactly one item. A dead worker's item is
+done again, in case that something else killed it; one that kills ATTEMPTS workers is a failure with their last words.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Any
 
 from .errors import BuildError
 
+ATTEMPTS = 3  # workers that one item may cost
 EXIT_TIMEOUT = 10.0  # seconds for an idle worker to end by itself
 
 _context = multiprocessing.get_context("spawn")  # fork would copy a process that has threads
@@ -41,6 +42,7 @@ class Outcome:
     worded: bool  # the error is a BuildError: its text needs neither traceback nor output to be understood
     output: str
     seconds: float
+    died: bool = False  # the worker did, of something else than the time limit
 
 
 def run_in_workers(
@@ -48,6 +50,7 @@ def run_in_workers(
 ) -> Iterator[Outcome]:
     """Outcomes as they come. `function` is importable, items and values picklable; `timeout` is seconds an item."""
     waiting = deque(range(len(items)))
+    deaths = [0] * len(items)
     workers: list[_Worker] = []
     try:
         while waiting or workers:
@@ -61,7 +64,11 @@ def run_in_workers(
                 else:
                     worker.end()
                     workers.remove(worker)
-                yield outcome
+                deaths[outcome.index] += outcome.died
+                if outcome.died and deaths[outcome.index] < ATTEMPTS:
+                    waiting.append(outcome.index)
+                else:
+                    yield outcome
     finally:
         for worker in workers:
             worker.end()
@@ -114,13 +121,14 @@ class _Worker:
                 return Outcome(self.index, value, error, worded, output, seconds), True
         except (EOFError, OSError):
             pass
-        if self.process.is_alive() and seconds >= timeout:
+        died = not self.process.is_alive() or seconds < timeout
+        if not died:
             words = f"the worker process was stopped after {timeout:.0f} s"
         else:
             self.process.join(10)
-            words = f"the worker process died ({_exit_words(self.process.exitcode)})"
+            words = f"the worker process died ({_exit_words(self.process.exitcode)}), as did {ATTEMPTS - 1} before it"
         output = Path(self._log_name).read_text(errors="replace")
-        return Outcome(self.index, None, words, False, output, seconds), False
+        return Outcome(self.index, None, words, False, output, seconds, died), False
 
     def end(self) -> None:
         self.connection.close()
@@ -152,7 +160,7 @@ def _serve(connection: Connection, function: Callable[[Any], Any], log_name: str
             item = connection.recv()
             os.ftruncate(log, 0)
             os.lseek(log, 0, os.SEEK_SET)
-            value, error, worded = _attempt(function, item)
+            value, error, worded = attempt(function, item)
             sys.stdout.flush()
             sys.stderr.flush()
             connection.send((value, error, worded, Path(log_name).read_text(errors="replace")))
@@ -166,7 +174,8 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _attempt(function: Callable[[Any], Any], item: Any) -> tuple[Any, str | None, bool]:
+def attempt(function: Callable[[Any], Any], item: Any) -> tuple[Any, str | None, bool]:
+    """(value, error, worded) of one call that must not raise."""
     try:
         return function(item), None, False
     except BuildError as error:  # worded for people already

@@ -272,7 +272,7 @@ PyObject* make_and_launch(const Entry& entry, PyObject* const* values, Arguments
   bool good = true, plain = true;
   while (good && count < arguments.num_requests) {
     const int32_t index = arguments.requested[count], at = arguments.arguments[count];
-    PyObject* output = make_output(entry, entry.arguments[at], values[at], arguments.device);
+    PyObject* output = make_output(entry, entry.arguments[at], values[at], arguments.tensors, arguments.device);
     if (output == nullptr) {
       good = false;
       break;

@@ -20,6 +20,7 @@ struct Argument {
   Kind kind;
   const char* name;
   bool written;                   // a tensor that the kernel writes: it may be asked for instead of given
+  int tensor;                     // its index among the tensors; -1: it is none
   std::vector<PyObject*> labels;  // of a choice: interned strings, so that a literal is found by its address
 };
 

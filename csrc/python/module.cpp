@@ -11,6 +11,7 @@
 #include "calls.h"
 #include "describe.h"
 #include "entry.h"
+#include "outputs.h"
 #include "state.h"
 
 namespace py = pybind11;
@@ -43,6 +44,7 @@ void set_torch(const py::type& tensor_type, const py::type& parameter_type, cons
 void set_allocator(const py::function& empty_strided, const py::type& device_type) {
   replace(state.empty_strided, empty_strided);
   replace(state.device_type, device_type);
+  open_allocator();
 }
 
 void set_errors(const py::type& argument_error, const py::type& argument_type_error, const py::type& not_built_error,
@@ -89,6 +91,19 @@ py::list archs() {
   return result;
 }
 
+py::list packs() {
+  py::list result;
+  for (int32_t i = 0; i < tk_num_packs(); ++i) result.append(tk_pack_at(i));
+  return result;
+}
+
+void load_pack(const std::string& path) {
+  const tk_status status = tk_load_pack(path.c_str());
+  if (status == TK_OK) return;
+  raise_status(status);
+  throw py::error_already_set();
+}
+
 py::list kernels() {
   py::list result;
   for (int32_t i = 0; i < tk_num_kernels(); ++i) result.append(describe_kernel(tk_kernel_at(i)));
@@ -114,6 +129,8 @@ PYBIND11_MODULE(_C, module, py::multiple_interpreters::not_supported()) {
   module.def("required_driver_version", &tk_required_driver_version);
   module.def("covers", &covers, py::arg("kernel"), py::arg("axes"), py::arg("arch") = py::none());
   module.def("archs", &archs);
+  module.def("packs", &packs, "Paths of the overlay packs that are loaded");
+  module.def("load_pack", &load_pack, py::arg("path"));
   module.def("version", [] { return py::str(tk_version()); });
   if (!add_functions(module.ptr(), make_entries())) throw py::error_already_set();
 }

@@ -6,6 +6,8 @@
 #include "check.h"
 #include "loader.h"
 #include "message.h"
+#include "pack.h"
+#include "record.h"
 
 namespace tk {
 
@@ -43,7 +45,35 @@ tk_status fail_unknown(const char* name) {
 tk_status find(const char* name, const KernelDesc** kernel) {
   if (name == nullptr) return fail(TK_INVALID_ARGUMENT, "tk_find: name must be a text, got null");
   *kernel = find_by_name(name);
-  return *kernel != nullptr ? TK_OK : fail_unknown(name);
+  if (*kernel != nullptr) return TK_OK;
+  record(name, nullptr, nullptr, nullptr, false);
+  return fail_unknown(name);
+}
+
+// A kernel that only a pack has.
+const tk_kernel* find_in_packs(const char* name) {
+  for (int32_t i = 0; i < num_pack_kernels(); ++i) {
+    const tk_kernel* kernel = pack_kernel_at(i);
+    tk_kernel_info info = {};
+    info.size = sizeof(info);
+    if (pack_of(kernel)->describe_kernel(kernel, &info) == TK_OK && std::strcmp(info.name, name) == 0) return kernel;
+  }
+  return nullptr;
+}
+
+// What packs hold of the names (null: all they have) is loaded too. *loaded: whether any pack had all of them.
+tk_status preload_packs(const char* const* names, int32_t num_names, bool* loaded) {
+  for (int32_t i = 0; i < num_packs(); ++i) {
+    if (names == nullptr) {
+      *loaded |= pack_at(i).preload(nullptr, 0, -1) == TK_OK;
+      continue;
+    }
+    for (int32_t j = 0; j < num_names; ++j) {
+      const tk_kernel* kernel = nullptr;
+      if (pack_at(i).find(names[j], &kernel) == TK_OK) *loaded |= pack_at(i).preload(&names[j], 1, -1) == TK_OK;
+    }
+  }
+  return TK_OK;
 }
 
 // Loads into the context that is current, so that a first launch while capturing has nothing left to do.
@@ -87,6 +117,8 @@ tk_status preload_named(const Driver& driver, const Device& device, const char* 
     const KernelDesc* kernel = nullptr;
     uint32_t archs = 0;
     bool loaded = false;
+    TK_RETURN_IF_ERROR(preload_packs(&names[i], 1, &loaded));
+    if (loaded && find_by_name(names[i]) == nullptr) continue;
     TK_RETURN_IF_ERROR(find(names[i], &kernel));
     TK_RETURN_IF_ERROR(load_kernel_variants(driver, device, *kernel, &archs, &loaded));
     if (!loaded) return fail_no_arch(*kernel, device, archs);
@@ -96,6 +128,7 @@ tk_status preload_named(const Driver& driver, const Device& device, const char* 
 
 tk_status preload_all(const Driver& driver, const Device& device) {
   bool loaded = false;
+  TK_RETURN_IF_ERROR(preload_packs(nullptr, 0, &loaded));
   for (int32_t i = 0; i < kNumKernels; ++i) {
     uint32_t archs = 0;
     TK_RETURN_IF_ERROR(load_kernel_variants(driver, device, *kKernels[i], &archs, &loaded));
@@ -130,16 +163,19 @@ using namespace tk;  // NOLINT: the functions below are the outer face of this n
 const char* tk_last_error(void) { return last_message(); }
 
 tk_status tk_find(const char* name, const tk_kernel** kernel) {
-  const KernelDesc* found = nullptr;
-  TK_RETURN_IF_ERROR(find(name, &found));
+  const KernelDesc* found = name != nullptr ? find_by_name(name) : nullptr;
   *kernel = reinterpret_cast<const tk_kernel*>(found);
-  return TK_OK;
+  if (found != nullptr) return TK_OK;
+  if (name != nullptr) *kernel = find_in_packs(name);
+  return *kernel != nullptr ? TK_OK : find(name, &found);
 }
 
 tk_status tk_launch(const tk_kernel* kernel, const tk_tensor* const* tensors, const tk_scalar* scalars,
                     const int32_t* axes, tk_stream stream) {
   if (kernel == nullptr) [[unlikely]]
     return fail_no_handle("tk_launch");
+  if (const Pack* pack = pack_of(kernel)) [[unlikely]]
+    return from_pack(*pack, launch_in_pack(*pack, kernel, tensors, scalars, axes, stream));
   return call(*desc(kernel), tensors, scalars, axes, stream);
 }
 
@@ -147,12 +183,16 @@ tk_status tk_check(const tk_kernel* kernel, const tk_tensor* const* tensors, con
                    const int32_t* axes) {
   if (kernel == nullptr) [[unlikely]]
     return fail_no_handle("tk_check");
+  if (const Pack* pack = pack_of(kernel)) [[unlikely]]
+    return from_pack(*pack, pack->check(kernel, tensors, scalars, axes));
   return check(*desc(kernel), tensors, scalars, axes);
 }
 
 tk_status tk_workspace_size(const tk_kernel* kernel, int32_t param, const tk_tensor* const* tensors,
                             const tk_scalar* scalars, const int32_t* axes, int32_t num_sms, tk_workspace_info* info) {
   if (kernel == nullptr) return fail_no_handle("tk_workspace_size");
+  if (const Pack* pack = pack_of(kernel))
+    return from_pack(*pack, pack->workspace_size(kernel, param, tensors, scalars, axes, num_sms, info));
   const KernelDesc& found = *desc(kernel);
   if (param < 0 || param >= found.num_params || !found.params[param].tensor) {
     return fail(TK_INVALID_ARGUMENT, "%s: param must be the index of a tensor parameter, from 0 to %d, got %d",
@@ -160,7 +200,9 @@ tk_status tk_workspace_size(const tk_kernel* kernel, int32_t param, const tk_ten
   }
   int32_t tensor = 0;
   for (int32_t i = 0; i < param; ++i) tensor += found.params[i].tensor;
-  return workspace_size(found, tensor, tensors, scalars, axes, num_sms, info);
+  const tk_status status = workspace_size(found, tensor, tensors, scalars, axes, num_sms, info);
+  if (status == TK_OK) return TK_OK;
+  return workspace_by_pack(found, param, tensors, scalars, axes, num_sms, info, status);
 }
 
 tk_status tk_preload(const char* const* names, int32_t num_names, int32_t device) {

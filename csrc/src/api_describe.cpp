@@ -6,6 +6,7 @@
 #include "check.h"
 #include "device.h"
 #include "message.h"
+#include "pack.h"
 
 #ifndef TILEKERNELS_VERSION
 #error "pass -DTILEKERNELS_VERSION=\"...\" (CMakeLists.txt does)"
@@ -54,15 +55,17 @@ int32_t tk_abi_version(void) { return TK_ABI_VERSION; }
 
 // ---- Kernels -------------------------------------------------------------------------------------------------------
 
-int32_t tk_num_kernels(void) { return kNumKernels; }
+int32_t tk_num_kernels(void) { return kNumKernels + num_pack_kernels(); }
 
 const tk_kernel* tk_kernel_at(int32_t index) {
+  if (in_range(index - kNumKernels, num_pack_kernels())) return pack_kernel_at(index - kNumKernels);
   return in_range(index, kNumKernels) ? reinterpret_cast<const tk_kernel*>(kKernels[index]) : nullptr;
 }
 
 const char* tk_arch_at(int32_t index) { return in_range(index, kNumArchs) ? kArchs[index] : nullptr; }
 
 tk_status tk_describe_kernel(const tk_kernel* kernel, tk_kernel_info* info) {
+  if (const Pack* pack = pack_of(kernel)) return from_pack(*pack, pack->describe_kernel(kernel, info));
   const KernelDesc& found = *desc(kernel);
   tk_kernel_info value = {};
   value.name = found.name;
@@ -73,6 +76,7 @@ tk_status tk_describe_kernel(const tk_kernel* kernel, tk_kernel_info* info) {
 }
 
 tk_status tk_describe_param(const tk_kernel* kernel, int32_t index, tk_param_info* info) {
+  if (const Pack* pack = pack_of(kernel)) return from_pack(*pack, pack->describe_param(kernel, index, info));
   const KernelDesc& found = *desc(kernel);
   if (!in_range(index, found.num_params)) return fail_index("tk_describe_param", found, index, found.num_params);
   const ParamDesc& param = found.params[index];
@@ -89,6 +93,7 @@ tk_status tk_describe_param(const tk_kernel* kernel, int32_t index, tk_param_inf
 }
 
 const char* tk_param_dtype(const tk_kernel* kernel, int32_t param, int32_t index) {
+  if (const Pack* pack = pack_of(kernel)) return pack->param_dtype(kernel, param, index);
   const KernelDesc& found = *desc(kernel);
   if (!in_range(param, found.num_params)) return nullptr;
   const ParamDesc& described = found.params[param];
@@ -97,6 +102,7 @@ const char* tk_param_dtype(const tk_kernel* kernel, int32_t param, int32_t index
 }
 
 tk_status tk_describe_axis(const tk_kernel* kernel, int32_t index, tk_axis_info* info) {
+  if (const Pack* pack = pack_of(kernel)) return from_pack(*pack, pack->describe_axis(kernel, index, info));
   const KernelDesc& found = *desc(kernel);
   if (!in_range(index, found.num_axes)) return fail_index("tk_describe_axis", found, index, found.num_axes);
   const AxisDesc& axis = found.axes[index];
@@ -111,6 +117,7 @@ tk_status tk_describe_axis(const tk_kernel* kernel, int32_t index, tk_axis_info*
 }
 
 tk_status tk_describe_variant(const tk_kernel* kernel, int32_t index, tk_variant_info* info) {
+  if (const Pack* pack = pack_of(kernel)) return from_pack(*pack, pack->describe_variant(kernel, index, info));
   const KernelDesc& found = *desc(kernel);
   if (!in_range(index, found.num_variants)) return fail_index("tk_describe_variant", found, index, found.num_variants);
   const VariantDesc& variant = found.variants[index];
@@ -123,11 +130,16 @@ tk_status tk_describe_variant(const tk_kernel* kernel, int32_t index, tk_variant
 }
 
 int32_t tk_covers(const tk_kernel* kernel, const int32_t* labels, const char* arch) {
+  if (const Pack* pack = pack_of(kernel)) return pack->covers(kernel, labels, arch);
   const KernelDesc& found = *desc(kernel);
   for (int32_t i = 0; i < found.num_variants; ++i) {
     const VariantDesc& variant = found.variants[i];
     if (arch != nullptr && std::strcmp(arch, kArchs[variant.arch]) != 0) continue;
     if (covers(found, variant.key, labels)) return 1;
+  }
+  for (int32_t i = 0; i < num_packs(); ++i) {
+    const tk_kernel* other = nullptr;
+    if (pack_at(i).find(found.name, &other) == TK_OK && pack_at(i).covers(other, labels, arch) != 0) return 1;
   }
   return 0;
 }

@@ -1,13 +1,16 @@
-// One call, in order: parameters against the tables, axes, key, bind, device, variant, launch; or the plan of an earlier
-// call like it. Nothing here allocates, locks or makes text unless the call fails.
+// One call, in order: parameters against the tables, axes, key, bind, device, variant, launch; or the plan of an
+// earlier call like it. Nothing here allocates, locks or makes text unless the call fails.
 #include "call.h"
 
+#include "arch.h"
 #include "call_errors.h"
 #include "check.h"
 #include "launcher.h"
 #include "loader.h"
 #include "message.h"
+#include "pack.h"
 #include "plans.h"
+#include "record.h"
 
 namespace tk {
 
@@ -173,6 +176,26 @@ bool next_digits(const KernelDesc& kernel, const bool* open, int32_t* digits) {
   return false;
 }
 
+// For TILEKERNELS_RECORD: words for what the library does not hold, whatever GPU is there.
+[[gnu::cold]] tk_status missing(const KernelDesc& kernel, const int32_t* digits) {
+  if (recording()) {
+    const Driver* driver = nullptr;
+    const Device* device = nullptr;
+    const bool known = find_driver(&driver) == TK_OK && find_current_device(*driver, &device) == TK_OK;
+    record(kernel.name, &kernel, digits, known ? wanted_arch(device->major, device->minor) : nullptr, false);
+  }
+  return fail_not_built(kernel, digits);
+}
+
+// Likewise a GPU that the kernel is not built for, and a call that only the last form takes.
+[[gnu::cold]] void record_choice(const KernelDesc& kernel, const int32_t* digits, const Device& device, tk_status found,
+                                 const VariantDesc* variant) {
+  if (found == TK_NO_KERNEL_FOR_DEVICE)
+    record(kernel.name, &kernel, digits, wanted_arch(device.major, device.minor), false);
+  if (found == TK_OK && kernel.num_forms > 1 && variant->form == kernel.num_forms - 1)
+    record(kernel.name, &kernel, digits, kArchs[variant->arch], true);
+}
+
 struct Choice {
   const Driver* driver;
   const Device* device;
@@ -188,18 +211,21 @@ tk_status choose(Frame& frame, const int32_t* axes, Choice* choice) {
   TK_RETURN_IF_ERROR(find_digits(frame, axes, digits));
   const KeyDesc& key = kernel.keys[key_of(kernel, digits)];
   if (key.num == 0) [[unlikely]]
-    return fail_not_built(kernel, digits);
+    return missing(kernel, digits);
   TK_RETURN_IF_ERROR(bind_key(frame, key));
   if (first != nullptr && first->device.device_type == TK_CPU) [[unlikely]]
     return fail_not_cuda(frame, *first);
   TK_RETURN_IF_ERROR(find_driver(&choice->driver));
   TK_RETURN_IF_ERROR(find_current_device(*choice->driver, &choice->device));
   TK_RETURN_IF_ERROR(check_on_gpu(frame, first, *choice->device));
-  return find_variant(frame, *choice->device, key, &choice->variant);
+  const tk_status found = find_variant(frame, *choice->device, key, &choice->variant);
+  if (recording()) [[unlikely]]
+    record_choice(kernel, digits, *choice->device, found, choice->variant);
+  return found;
 }
 
-tk_status launch_plan(const Plan& plan, const Driver& driver, const tk_tensor* const* tensors,
-                      const tk_scalar* scalars, tk_stream stream) {
+tk_status launch_plan(const Plan& plan, const Driver& driver, const tk_tensor* const* tensors, const tk_scalar* scalars,
+                      tk_stream stream) {
   Frame frame;
   start(frame, *plan.kernel, tensors, scalars, false);
   frame.signature = plan.signature;
@@ -217,14 +243,16 @@ tk_status call(const KernelDesc& kernel, const tk_tensor* const* tensors, const 
   Plan* plan = nullptr;
   const Driver* driver = open_driver_table.load(std::memory_order_acquire);
   if (driver != nullptr && make_key(*driver, kernel, tensors, scalars, axes, &key)) [[likely]] {
-    plan = &plan_of(kernel, key);
+    plan = &plan_of(key);
     if (is_plan_of(*plan, kernel, key)) [[likely]]
       return launch_plan(*plan, *driver, tensors, scalars, stream);
   }
   Frame frame;
   Choice choice = {};
   start(frame, kernel, tensors, scalars, false);
-  TK_RETURN_IF_ERROR(choose(frame, axes, &choice));
+  const tk_status chosen = choose(frame, axes, &choice);
+  if (chosen != TK_OK) [[unlikely]]
+    return launch_by_pack(kernel, tensors, scalars, axes, stream, chosen);
   Launcher launcher(*choice.driver, *choice.device, *choice.variant, stream);
   TK_RETURN_IF_ERROR(choice.variant->launch(frame, launcher));
   if (plan != nullptr) keep_plan(*choice.driver, frame, *choice.device, *choice.variant, key, plan);
@@ -234,7 +262,10 @@ tk_status call(const KernelDesc& kernel, const tk_tensor* const* tensors, const 
 tk_status check(const KernelDesc& kernel, const tk_tensor* const* tensors, const tk_scalar* scalars,
                 const int32_t* axes) {
   Frame frame;
-  return check_frame(frame, kernel, tensors, scalars, axes);
+  const tk_status status = check_frame(frame, kernel, tensors, scalars, axes);
+  if (status == TK_OK) [[likely]]
+    return TK_OK;
+  return check_by_pack(kernel, tensors, scalars, axes, status);
 }
 
 tk_status check_frame(Frame& frame, const KernelDesc& kernel, const tk_tensor* const* tensors, const tk_scalar* scalars,
@@ -263,7 +294,7 @@ tk_status check_frame(Frame& frame, const KernelDesc& kernel, const tk_tensor* c
   for (int32_t i = 0; i < kernel.num_axes; ++i) {
     if (open[i]) digits[i] = kOpen;
   }
-  return fail_not_built(kernel, digits);
+  return missing(kernel, digits);
 }
 
 }  // namespace tk

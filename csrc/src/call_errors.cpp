@@ -6,6 +6,7 @@
 #include "call.h"
 #include "check.h"
 #include "message.h"
+#include "record.h"
 
 namespace tk {
 
@@ -184,9 +185,12 @@ tk_status fail_not_built(const KernelDesc& kernel, const int32_t* digits) {
   add_config(message, kernel, digits);
   message.add("; built: ");
   add_built_configs(message, kernel);
-  const int family_length = static_cast<int>(std::strcspn(kernel.name, "."));
-  message.add("; declare it in kernels_src/%.*s or widen the profile '%s', then `make wheel PROFILE=%s`", family_length,
-              kernel.name, kBuildInfo.profile, kBuildInfo.profile);
+  // One line of TOML, and what to do with it. The library was built from the profile that is named.
+  message.add("; a profile with the line `\"%s\" = {", kernel.name);
+  add_profile_values(message, kernel, digits);
+  message.add(
+      "}` builds it: `make pack PROFILE=FILE.toml` beside this library, or extend the profile '%s' and `make wheel`",
+      kBuildInfo.profile);
   return TK_NOT_BUILT;
 }
 

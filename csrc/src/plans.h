@@ -17,6 +17,7 @@ struct Device;
 struct CallKey {
   static constexpr int kMaxWords = 128;
   int32_t num_words;
+  uint64_t sum;  // of the words and the kernel's address
   uint64_t words[kMaxWords];
 };
 
@@ -38,7 +39,7 @@ bool make_key(const Driver& driver, const KernelDesc& kernel, const tk_tensor* c
               const tk_scalar* scalars, const int32_t* axes, CallKey* key);
 
 // The one place where this thread keeps the plan of such a call, whatever stands there now.
-Plan& plan_of(const KernelDesc& kernel, const CallKey& key);
+Plan& plan_of(const CallKey& key);
 
 bool is_plan_of(const Plan& plan, const KernelDesc& kernel, const CallKey& key);
 

@@ -5,6 +5,7 @@ neither torch nor the compiled extension, and never touches a GPU.
 """
 
 import importlib
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,22 @@ from .errors import ArgumentError, ArgumentTypeError, DeviceError, NotBuiltError
 if TYPE_CHECKING:
     import torch
 
-    from . import config, engram, errors, gemm, layout, mhc, moe, quant, testing, transform, transpose, v1
+    from . import (
+        config,
+        engram,
+        errors,
+        gemm,
+        layout,
+        mhc,
+        modeling,
+        moe,
+        quant,
+        rand,
+        testing,
+        transform,
+        transpose,
+        v1,
+    )
 
 _LAZY_MODULES = (
     "config",
@@ -23,8 +39,10 @@ _LAZY_MODULES = (
     "gemm",
     "layout",
     "mhc",
+    "modeling",
     "moe",
     "quant",
+    "rand",
     "testing",
     "transform",
     "transpose",
@@ -59,10 +77,13 @@ __all__ = [
     "get_pdl",
     "get_token_alignment",
     "layout",
+    "load_pack",
     "mhc",
+    "modeling",
     "moe",
     "preload",
     "quant",
+    "rand",
     "set_amax_clamp_for_quant",
     "set_num_sms",
     "set_pdl",
@@ -83,6 +104,20 @@ def preload(names: str | Sequence[str] | None = None, device: "int | str | torch
     from ._dispatch import preload_kernels
 
     preload_kernels([names] if isinstance(names, str) else names, device)
+
+
+def load_pack(path: "str | os.PathLike[str]") -> None:
+    """Adds an overlay pack (`make pack`): variants that this build lacks, of kernels that it has.
+
+    Calls that find nothing here are tried there, with the same checks. Packs in TILEKERNELS_PACK_PATH are loaded by
+    themselves, and may bring kernels of their own. Raises ArgumentError for a file that is no pack of this version.
+    """
+    from ._dispatch import load_extension
+
+    extension = load_extension()
+    if extension is None:
+        raise NotBuiltError("tilekernels.load_pack: tilekernels._C was never built here; install a wheel")
+    extension.load_pack(os.fspath(path))
 
 
 def covers(kernel: str, arch: str | None = None, **axes: Any) -> bool:

@@ -100,7 +100,7 @@ def _run_operator(operator: Callable[..., None], check: Callable[..., None], arg
         return operator(*args)
     check(*(None if at in requested else value for at, value in enumerate(args)))
     device = next((value.device for value in args if isinstance(value, torch.Tensor)), None)
-    complete = [make_output(value, device) if at in requested else value for at, value in enumerate(args)]
+    complete = [make_output(value, args, device) if at in requested else value for at, value in enumerate(args)]
     operator(*complete)
     outputs = [complete[at] for at in requested]
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
@@ -150,12 +150,15 @@ def _make_unbuilt(name: str, cpu: Callable[..., None]) -> Launch:
 
 
 def _explain_unbuilt(name: str) -> str:
-    if load_extension() is None:
+    extension = load_extension()
+    if extension is None:
         return f"{name}: {_NOT_BUILT}"
+    extension.covers(name, {})  # looked for, so that TILEKERNELS_RECORD gets to know
     held = ", ".join(_table()) or "none"
     return (
-        f"{name}: this build holds no such kernel, only {held}; let the profile that it is built from include it "
-        "(profiles/*.toml), then `make wheel PROFILE=<that profile>`"
+        f"{name}: this build holds no such kernel, only {held}; a profile with the line "
+        f'`operators.include = ["{name}"]` builds it: `make pack PROFILE=FILE.toml` beside this library, or '
+        "`make wheel PROFILE=FILE.toml` with all that you call"
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 from build_tools.errors import TraceError
@@ -94,6 +95,8 @@ def trace_files(variant: Variant) -> dict[str, bytes]:
         )
     if mode == "edits":
         variant.file.write_text(variant.file.read_text() + "# edited\n")
+    if mode == "slow":
+        time.sleep(0.4)
     if mode == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     source = kernel_source(int(config.get("factor", 2)), name=variant.symbol)
@@ -101,3 +104,11 @@ def trace_files(variant: Variant) -> dict[str, bytes]:
         source = source.replace("__syncthreads()", "no_such_function()")
     content = launch(variant.kernel, variant.id, variant.arch, config=config)
     return {"kernel.cu": source.encode(), "launch.json": to_json(content)}
+
+
+def signature_files(variant: Variant) -> dict[str, bytes]:
+    """Stands in for build_tools.build.signature_files."""
+    params = launch(variant.kernel, variant.id, variant.arch)["params"]
+    if dict(variant.config).get("mode") == "scaled":
+        params = [params[0], {"name": "scale", "kind": "tensor", "dtype": "bfloat16"}, params[1]]
+    return {"signature.json": to_json([{key: param[key] for key in ("name", "kind", "dtype")} for param in params])}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -50,6 +51,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: Callable[..., 
     """Runs a command on that kernels_src, with a cache and a store of this test's own."""
     monkeypatch.setenv("TILEKERNELS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(build_module, "trace_files", fake_trace.trace_files)
+    monkeypatch.setattr(build_module, "signature_files", fake_trace.signature_files)
     profile = tmp_path / "test.toml"
     profile.write_text('archs = ["sm_90a"]\n')
 
@@ -81,6 +83,37 @@ def test_list(run: Callable[..., Result], kernels: Callable[..., Path]) -> None:
         ("demo.scale", f"f{factor}_{rounding}", "sm_90a") for factor in (2, 3) for rounding in ("up", "down")
     ]
     assert listed[1]["config"] == {"factor": 2, "rounding": "down"}
+
+
+def test_list_counts_and_estimates(run: Callable[..., Result], kernels: Callable[..., Path]) -> None:
+    kernels(factor=(2, 3))
+    output = run("list", "--jobs", "1").output
+    (row,) = [line.split("\u2502") for line in output.splitlines() if "demo.scale" in line]
+    assert row[2].strip() == "2"
+    assert int(row[3]) > 0  # no build of it is recorded: the mean of those that are
+    assert "by 1 workers, nothing cached" in output
+
+
+def test_explain_says_where_each_value_came_from(
+    run: Callable[..., Result], kernels: Callable[..., Path], tmp_path: Path
+) -> None:
+    root = kernels(factor=(2, 3, 20), rounding=("up", "down"))
+    profile = tmp_path / "mine.toml"
+    profile.write_text(
+        'archs = ["sm_90a", "sm_80"]\n[operators]\ninclude = ["demo.*"]\n["demo.scale"]\nfactor = [2, 20]\n'
+    )
+    result = run("list", "--explain", "demo.scale", "--profile", str(profile))
+    assert result.output.splitlines() == [
+        f"demo.scale: 4 variants, declared in {root}/demo/scale.py:6",
+        f"  built: include 'demo.*' in {profile}:3",
+        f"  archs: sm_90a from {profile}:1; sm_80: not among the archs in {root}/demo/scale.py:6",
+        f"  factor: 2, 20: from {profile}:5, of 2, 3, 20 in {root}/demo/scale.py:6",
+        f"  rounding: up, down: all that {root}/demo/scale.py:6 declares",
+        "  4 of 6 combinations are built",
+    ]
+    unknown = run("list", "--explain", "moe.*")
+    assert unknown.exit_code == 1
+    assert "--explain moe.* matches no kernel; kernels: demo.scale" in unknown.output
 
 
 def test_build_then_nothing_to_do_then_one_change(
@@ -118,6 +151,27 @@ def test_build_then_nothing_to_do_then_one_change(
     ]
 
 
+def test_parameters_do_not_depend_on_what_a_profile_leaves_out(
+    run: Callable[..., Result], kernels: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Programs are compiled against ops.h of one profile and run with the library of another."""
+    kernels(mode=("fine", "scaled"), factor=(2,))
+    profile = tmp_path / "narrow.toml"
+    profile.write_text('archs = ["sm_90a"]\n["demo.scale"]\nmode = ["fine"]\n')
+    assert run("build", "--profile", str(profile)).exit_code == 0
+    manifest = json.loads((tmp_path / "store" / "manifest.json").read_text())
+    (kernel,) = manifest["kernels"]
+    assert [variant["variant"] for variant in manifest["variants"]] == ["fine_f2"]
+    assert [(param["name"], param["optional"], param["dtypes"]) for param in kernel["params"]] == [
+        ("x", False, ["float32"]),
+        ("scale", True, ["bfloat16"]),
+        ("out", False, ["float32"]),
+    ]
+    header = (tmp_path / "store" / "gen" / "ops.h").read_text()
+    assert header.index("* x;") < header.index("* scale;") < header.index("* out;")
+    assert "in no variant of this build" in header
+
+
 def test_another_store_and_cache_give_the_same_bytes(
     run: Callable[..., Result], kernels: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +191,7 @@ def test_all_failures_are_reported_at_once_and_the_rest_is_built(
     failures = {entry["variant"]: entry for entry in json.loads((tmp_path / "report.json").read_text())["failures"]}
     assert {variant: (entry["stage"], entry["sentence"]) for variant, entry in failures.items()} == {
         "raises_f2": ("trace", "ValueError: no layout fits this tile"),
-        "dies_f2": ("trace", "the worker process died (signal SIGKILL)"),
+        "dies_f2": ("trace", "the worker process died (signal SIGKILL), as did 2 before it"),
         "refused_f2": ("compile", "nvcc ended with exit code 1"),
     }
     for variant, mode in (("raises_f2", "raises"), ("dies_f2", "dies"), ("refused_f2", "refused")):
@@ -254,6 +308,47 @@ def test_wrong_options_are_one_sentence(
     assert result.output.startswith("error: ")
     assert words in result.output
     assert "Traceback" not in result.output
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_no_finished_store(
+    run: Callable[..., Result], kernels: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels(factor=(2,))
+    assert run("build").exit_code == 0
+    kernels(factor=(3,))
+
+    def refuse(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("build_tools.store.replace_file", refuse)
+        result = run("build")
+    assert result.exit_code == 1
+    assert "error: " in result.output
+    assert "kernel.cu: No space left on device; no file is half written: mend this and build again" in result.output
+    assert "Traceback" not in result.output
+    assert not (tmp_path / "store" / "manifest.json").exists()
+    again = run("build")
+    assert again.exit_code == 0, again.output
+
+
+def test_an_arch_that_nvcc_does_not_know_is_told_before_the_trace(
+    run: Callable[..., Result], kernels: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels(factor=(2,))
+    compiler = tmp_path / "nvcc"
+    compiler.write_text(
+        '#!/bin/sh\ncase $1 in --list-gpu-code) echo sm_80; echo sm_89 ;; *) echo "V13.0.1"; echo "Build x" ;; esac\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CUDACXX", str(compiler))
+    result = run("build")
+    assert result.exit_code == 1
+    assert (
+        f"error: nvcc 13.0.1 ({compiler}) does not know sm_90a; it knows sm_80, sm_89: build without it"
+        in result.output
+    )
+    assert not (tmp_path / "store").exists()
 
 
 def test_a_read_only_cache_serves_and_says_what_it_cannot(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import pytest
 from build_tools.compile import Compiled, UnitResult
 from build_tools.errors import BuildError
 from build_tools.kernel_files import load_kernels
-from build_tools.manifest import RUNS, find_not_run, hash_sources, make_manifest, read_version, union_of_params
+from build_tools.manifest import RUNS, find_not_run, is_dirty, make_manifest, read_version, union_of_params
 from build_tools.plan import Variant
 from build_tools.store import to_json
 from build_tools.toolchain import Toolchain
 from build_tools.units import TracedVariant, make_units
+from build_tools.wheel_label import hash_sources
 from kernels_src.declare import Kernel, dtype_of, forms, grid
 from tests.build_tools.fake_trace import traced
 
@@ -75,6 +77,24 @@ def manifest_of(variants: list[TracedVariant]) -> dict[str, Any]:
     )
 
 
+def test_dirty_means_kernel_sources_that_were_not_committed(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=x", "-c", "user.email=x@y")
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
+
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "a.py").write_text("a")
+    assert not is_dirty(tmp_path / "kernels")  # no git
+    git("init")
+    assert is_dirty(tmp_path / "kernels")
+    git("add", ".")
+    git("commit", "-m", "a")
+    (tmp_path / "other").write_text("not below it")
+    assert not is_dirty(tmp_path / "kernels")
+    (tmp_path / "kernels" / "a.py").write_text("b")
+    assert is_dirty(tmp_path / "kernels")
+
+
 def test_the_whole_of_a_small_manifest() -> None:
     manifest = manifest_of([traced("f2"), traced("f10", flags=["-DX"]), traced("f2", arch="sm_80")])
     assert {name: manifest[name] for name in ("schema", "version", "profile", "archs", "build", "validated_on")} == {
@@ -88,6 +108,7 @@ def test_the_whole_of_a_small_manifest() -> None:
             "nvcc_source": "PATH",
             "nvcc_flags": ["--cubin", "-O3", "-std=c++20", "-w", "-Xptxas", "-v"],
             "source_hash": "5" * 64,
+            "dirty": False,
         },
         "validated_on": {"sm_90a": "H200"},
     }

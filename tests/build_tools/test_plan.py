@@ -111,7 +111,9 @@ def test_shipped_profiles(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("archs = [", "own.toml: not valid TOML"),
+        ("archs = [", "own.toml:1: not valid TOML, near archs: Invalid value"),
+        ("archs = ['sm_80']\n[operators\ninclude = []", "own.toml:2: not valid TOML, near [operators: Expected ']'"),
+        ("archs = ['sm_80']\narchs = ['sm_90a']", "own.toml:2: not valid TOML, near archs: Cannot overwrite a value"),
         ("[operators]\ninclude = ['tiny.*']", "own.toml: archs: must be a list of strings such as"),
         ("archs = []", "own.toml:1: archs: must name at least one GPU"),
         ("archs = ['sm_75']", "own.toml:1: archs: unknown arch 'sm_75'; allowed: sm_80"),
@@ -145,6 +147,14 @@ def test_shipped_profiles(name: str) -> None:
             "archs = ['sm_80']\n['tiny.strided_copy']\ndoubled = [true]\nnum_columns = [64]",
             "own.toml:2: tiny.strided_copy: leaves no config",
         ),
+        (
+            "archs = ['sm_80']\n['tiny.strided_copy']\ndoubled = [true]\nnum_columns = [64, 128]",
+            "own.toml:4: [tiny.strided_copy] num_columns: 64 is in no combination that the conditions of",
+        ),
+        (
+            "archs = ['sm_80']\n'tiny.vector_copy' = {itemsize = [8]}",
+            "own.toml:2: [tiny.vector_copy] itemsize: 8 is not built",
+        ),
     ],
 )
 def test_refused_profiles(tmp_path: Path, text: str, problem: str) -> None:
@@ -153,8 +163,28 @@ def test_refused_profiles(tmp_path: Path, text: str, problem: str) -> None:
     assert problem in str(error.value)
 
 
+def test_a_profile_that_is_not_utf8_is_refused_with_file_and_line(tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_bytes('# größer\narchs = ["sm_80"]  # für alle\n'.encode("latin-1"))
+    with pytest.raises(PlanError, match=r"own\.toml:1: not UTF-8, as TOML must be \(byte 0xf6\)"):
+        load_profile(file)
+
+
+def test_a_folder_is_no_profile(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").mkdir()
+    with pytest.raises(PlanError, match="no profile"):
+        load_profile(tmp_path / "own.toml")
+
+
+def test_a_profile_in_one_line_of_a_kernel(tmp_path: Path) -> None:
+    """As errors and records name it."""
+    profile = profile_of(tmp_path, "archs = ['sm_80']\n'tiny.vector_copy' = {itemsize = [2]}")
+    planned = [found for found in plan(profile, root=KERNELS) if found.kernel == "tiny.vector_copy"]
+    assert {dict(found.config)["itemsize"] for found in planned} == {2}
+
+
 def test_unknown_profile_lists_the_known_ones() -> None:
-    with pytest.raises(PlanError, match=r"no profile nightly: give a path to a .toml file or one of default, smoke"):
+    with pytest.raises(PlanError, match=r"no profile nightly: give a path to a .toml file or one of deep.*, default, "):
         load_profile("nightly")
 
 

@@ -53,9 +53,9 @@ def test_every_item_has_its_own_outcome() -> None:
     assert (found["raises"].error or "").startswith("Traceback")
     assert (found["raises"].error or "").endswith("ValueError: cannot do this one\n")
     assert "SystemExit: enough" in (found["exits"].error or "")
-    assert found["killed"].error == "the worker process died (signal SIGKILL)"
+    assert found["killed"].error == "the worker process died (signal SIGKILL), as did 2 before it"
     assert found["killed"].output == "working on killed\n"
-    assert found["crashes"].error == "the worker process died (signal SIGABRT)"
+    assert found["crashes"].error == "the worker process died (signal SIGABRT), as did 2 before it"
     assert "last words" in found["crashes"].output
 
 

@@ -53,6 +53,16 @@ class Scalar(ctypes.Union):
     _fields_ = (("f32", ctypes.c_float), ("i32", ctypes.c_int32))
 
 
+class KernelInfo(ctypes.Structure):
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("name", ctypes.c_char_p),
+        ("num_params", ctypes.c_int32),
+        ("num_axes", ctypes.c_int32),
+        ("num_variants", ctypes.c_int32),
+    )
+
+
 class DeviceInfo(ctypes.Structure):
     _fields_ = (
         ("size", ctypes.c_size_t),
@@ -121,6 +131,22 @@ class Session:
 
     def do_find(self, name: str) -> Any:
         return self._answer(self.library.tk_find(name.encode(), ctypes.byref(ctypes.c_void_p())))
+
+    def do_load_pack(self, path: str) -> Any:
+        return self._answer(self.library.tk_load_pack(path.encode()))
+
+    def do_packs(self) -> list[str]:
+        self.library.tk_pack_at.restype = ctypes.c_char_p
+        return [self.library.tk_pack_at(index).decode() for index in range(self.library.tk_num_packs())]
+
+    def do_kernels(self) -> list[str]:
+        names = []
+        for index in range(self.library.tk_num_kernels()):
+            info = KernelInfo(size=ctypes.sizeof(KernelInfo))
+            self.library.tk_kernel_at.restype = ctypes.c_void_p
+            self.library.tk_describe_kernel(ctypes.c_void_p(self.library.tk_kernel_at(index)), ctypes.byref(info))
+            names.append(info.name.decode())
+        return names
 
     def do_null_handle(self, function: str) -> Any:
         return self._answer(getattr(self.library, function)(None, None, None, None, None))

@@ -132,14 +132,16 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
         topk(axes=(1, 0)),
         "TK_NOT_BUILT",
         "demo.topk: not built for scoring=sigmoid, with_bias=no_bias; built: (scoring=softmax, with_bias=no_bias); "
-        "declare it in kernels_src/demo or widen the profile 'hand', then `make wheel PROFILE=hand`",
+        'a profile with the line `"demo.topk" = {scoring = ["sigmoid"], with_bias = [false]}` builds it: '
+        "`make pack PROFILE=FILE.toml` beside this library, or extend the profile 'hand' and `make wheel`",
     ),
     (
         "element size not built",
         transpose(4, 8, dtype="uint8"),
         "TK_NOT_BUILT",
-        "demo.transpose: not built for itemsize=1; built: (itemsize=2), (itemsize=4); declare it in kernels_src/demo "
-        "or widen the profile 'hand', then `make wheel PROFILE=hand`",
+        "demo.transpose: not built for itemsize=1; built: (itemsize=2), (itemsize=4); a profile with the line "
+        '`"demo.transpose" = {itemsize = [1]}` builds it: `make pack PROFILE=FILE.toml` beside this library, or extend '
+        "the profile 'hand' and `make wheel`",
     ),
 ]
 parametrize = pytest.mark.parametrize(
@@ -252,7 +254,8 @@ def test_check_names_the_open_axis_of_what_is_not_built(runtime: Runtime) -> Non
     assert result.last == (
         "TK_NOT_BUILT",
         "demo.cast: not built for input=fp32, fmt=any; built: (input=bf16, fmt=e4m3), (input=bf16, fmt=e5m2); "
-        "declare it in kernels_src/demo or widen the profile 'hand', then `make wheel PROFILE=hand`",
+        'a profile with the line `"demo.cast" = {input = ["fp32"]}` builds it: `make pack PROFILE=FILE.toml` beside '
+        "this library, or extend the profile 'hand' and `make wheel`",
     )
 
 

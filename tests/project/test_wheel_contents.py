@@ -7,6 +7,7 @@ import csv
 import email.parser
 import hashlib
 import json
+import os
 import re
 import stat
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from build_tools.wheel_label import make_label, project_version
+from tilekernels.cli._package import find_blobs, find_damage, open_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = "tilekernels/lib/libtilekernels.so.0"
@@ -68,11 +70,13 @@ def dynamic_entries(binary: Path, tag: str) -> set[str]:
         r"tilekernels/include/tilekernels/ops\.h",
         r"tilekernels/lib/pkgconfig/tilekernels\.pc",
         r"tilekernels/operators\.md",
+        r"tilekernels-.*\.dist-info/sboms/tilekernels\.cdx\.json",
         r"tilekernels-.*\.dist-info/licenses/LICENSE",
         r"tilekernels-.*\.dist-info/licenses/NOTICE",
         r"tilekernels-.*\.dist-info/licenses/licenses/tilelang\.txt",
         r"tilekernels-.*\.dist-info/licenses/licenses/cutlass\.txt",
         r"tilekernels-.*\.dist-info/licenses/licenses/pybind11\.txt",
+        r"tilekernels-.*\.dist-info/licenses/licenses/llvm\.txt",
     ],
 )
 def test_holds_one(wheel: Path, pattern: str) -> None:
@@ -112,12 +116,40 @@ def test_record_has_every_file_with_its_hash(unpacked: Path) -> None:
     assert {name: digest for name, digest in recorded.items() if not name.endswith("/RECORD")} == actual
 
 
+def test_verify_finds_every_unit_of_machine_code_and_a_flipped_bit_in_one(wheel: Path, unpacked: Path) -> None:
+    manifest = json.loads((unpacked / "tilekernels" / "manifest.json").read_text())
+    units = manifest["units"]
+    assert units
+    assert find_damage(open_wheel(wheel)) == []
+    library = bytearray((unpacked / LIBRARY).read_bytes())
+    assert find_blobs(bytes(library), units) == []
+    victim = units[len(units) // 2]
+    start = next(
+        at for at in range(len(library)) if library[at : at + 4] == b"\x7fELF"
+        and hashlib.sha256(library[at : at + victim["bytes"]]).hexdigest() == victim["sha256"]
+    )  # fmt: skip
+    library[start + victim["bytes"] // 2] ^= 1
+    assert find_blobs(bytes(library), units) == [victim["id"]]
+
+
+def test_sbom_names_what_is_compiled_in_and_every_cubin(unpacked: Path) -> None:
+    sbom = json.loads((dist_info(unpacked) / "sboms" / "tilekernels.cdx.json").read_text())
+    units = json.loads((unpacked / "tilekernels" / "manifest.json").read_text())["units"]
+    files = {part["name"]: part["hashes"][0]["content"] for part in sbom["components"] if part["type"] == "file"}
+    assert files == {unit["id"]: unit["sha256"] for unit in units}
+    libraries = {part["name"] for part in sbom["components"] if part["type"] == "library"}
+    assert {"TileLang", "CUTLASS", "pybind11", "NVIDIA CUDA Toolkit"} <= libraries
+    assert (sbom["bomFormat"], sbom["specVersion"]) == ("CycloneDX", "1.6")
+    assert "timestamp" not in sbom["metadata"] or os.environ.get("SOURCE_DATE_EPOCH")
+
+
 def test_version_says_cuda_and_gpus(wheel: Path, unpacked: Path) -> None:
     manifest = json.loads((unpacked / "tilekernels" / "manifest.json").read_text())
     metadata = email.parser.Parser().parsestr((dist_info(unpacked) / "METADATA").read_text())
     expected = f"{project_version()}+{make_label(manifest['build']['nvcc'], manifest['archs'])}"
     assert metadata["Version"] == expected
     assert wheel.name.split("-")[1] == expected
+    assert metadata["Summary"].endswith(f"({', '.join(manifest['archs'])}; CUDA 13.0; profile {manifest['profile']})")
     assert manifest["version"] == project_version()
     assert {re.split(r"[ >=<~]", line)[0] for line in metadata.get_all("Requires-Dist")} == {"torch", "click", "rich"}
 

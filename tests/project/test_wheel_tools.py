@@ -10,9 +10,10 @@ import pytest
 from build_tools import environment, wheel_label
 
 
-def write_store(folder: Path, nvcc: str, archs: list[str]) -> Path:
+def write_store(folder: Path, nvcc: str, archs: list[str], source_hash: str | None = None) -> Path:
     folder.mkdir()
-    (folder / "manifest.json").write_text(json.dumps({"archs": archs, "build": {"nvcc": nvcc}}))
+    build = {"nvcc": nvcc, "source_hash": source_hash or wheel_label.hash_sources(wheel_label.SOURCES)}
+    (folder / "manifest.json").write_text(json.dumps({"profile": "mine", "archs": archs, "build": build}))
     return folder
 
 
@@ -36,17 +37,28 @@ def test_label_that_installers_would_change_is_refused(label: str) -> None:
 def test_version_takes_the_label_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = write_store(tmp_path / "store", "13.0.88", ["sm_90a"])
     monkeypatch.setenv("TILEKERNELS_STORE", str(store))
-    assert wheel_label.dynamic_metadata({}, {}) == {"version": f"{wheel_label.project_version()}+cu130.sm90a"}
+    assert wheel_label.dynamic_metadata({}, {}) == {
+        "version": f"{wheel_label.project_version()}+cu130.sm90a",
+        "description": f"{wheel_label.SUMMARY} (sm_90a; CUDA 13.0; profile mine)",
+    }
 
 
 def test_version_without_a_store_has_no_label(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TILEKERNELS_STORE", raising=False)
     assert wheel_label.wheel_version() == wheel_label.project_version()
+    assert wheel_label.describe() == wheel_label.SUMMARY
 
 
 def test_store_without_kernels_says_what_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEKERNELS_STORE", str(tmp_path))
     with pytest.raises(FileNotFoundError, match="python -m build_tools build"):
+        wheel_label.wheel_version()
+
+
+def test_store_of_other_sources_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = write_store(tmp_path / "store", "13.0.88", ["sm_80", "sm_90a"], source_hash="0" * 64)
+    monkeypatch.setenv("TILEKERNELS_STORE", str(store))
+    with pytest.raises(ValueError, match=r"other kernel sources .*build --profile mine --archs sm_80,sm_90a --store"):
         wheel_label.wheel_version()
 
 

@@ -189,7 +189,10 @@ def run_doctor(
     monkeypatch: pytest.MonkeyPatch, gpus: list[dict[str, Any]], driver: int | None = 13000
 ) -> click.testing.Result:
     extension = SimpleNamespace(
-        driver_version=lambda: driver, required_driver_version=lambda: 13000, devices=lambda: gpus
+        driver_version=lambda: driver,
+        required_driver_version=lambda: 13000,
+        devices=lambda: gpus,
+        packs=lambda: ["/srv/tilekernels_pack_more.so"],
     )
     monkeypatch.setattr(doctor_module, "load_native", lambda: extension)
     return run("doctor")
@@ -201,6 +204,7 @@ def test_doctor_is_content_with_a_served_gpu(monkeypatch: pytest.MonkeyPatch) ->
     lines = [" ".join(line.split()) for line in result.output.splitlines()]
     assert "holds: sm_80 (compiled, not run), sm_90a (ran on H200); 2 kernels, profile demo" in lines
     assert "driver: CUDA 13.0" in lines
+    assert "pack: /srv/tilekernels_pack_more.so" in lines
     assert "0 NVIDIA H200 [SXM] 9.0 served by sm_90a" in lines
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import tilekernels
 from tilekernels import ArgumentError, ArgumentTypeError, config, moe, quant
 
 pytestmark = pytest.mark.usefixtures("needs_extension")
@@ -84,3 +86,8 @@ def test_mapping_compiles_where_its_length_is_given() -> None:
     compiled = torch.compile(lambda idx: moe.get_fused_mapping(idx, 8, 64, 4), fullgraph=True, backend="aot_eager")
     for ours, eager in zip(compiled(topk_idx)[:7], moe.get_fused_mapping(topk_idx, 8, 64, 4)[:7], strict=True):
         assert torch.equal(ours, eager)
+
+
+def test_load_pack_refuses_in_the_words_of_the_library(tmp_path: Path) -> None:
+    with pytest.raises(tilekernels.ArgumentError, match=rf"^pack {tmp_path}/none\.so: .*No such file"):
+        tilekernels.load_pack(tmp_path / "none.so")

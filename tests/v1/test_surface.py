@@ -49,33 +49,11 @@ MISSING: dict[str, tuple[str, ...]] = {
     "modeling.engram": ("*",),
     "modeling.engram.engram_gate": ("*",),
     #
-    "torch.mhc": ("*",),
-    "modeling.mhc": ("*",),
-    "modeling.mhc.functional": ("*",),
-    "modeling.mhc.ops": ("*",),
-    "modeling.mhc.ops.expand": ("*",),
-    "modeling.mhc.ops.head_compute_mix": ("*",),
-    "modeling.mhc.ops.multilayer_recompute": ("*",),
-    "modeling.mhc.ops.norm_fn": ("*",),
-    "modeling.mhc.ops.post": ("*",),
-    "modeling.mhc.ops.pre_apply_mix": ("*",),
-    "modeling.mhc.ops.pre_big_fuse": ("*",),
-    "modeling.mhc.ops.pre_split_mixes": ("*",),
-    "modeling.mhc.ops.sinkhorn": ("*",),
-    #
     "torch": (
         "per_channel_cast_fused",
         #
         "swiglu_backward",
         "swiglu_forward",
-        #
-        "expand_to_mhc_ref",
-        "mhc_head_compute_mix_ref",
-        "mhc_post_ref",
-        "mhc_pre_apply_mix_ref",
-        "mhc_pre_norm_fn_ref",
-        "mhc_pre_split_mixes_ref",
-        "sinkhorn_normalize_ref",
     ),
 }
 

@@ -230,6 +230,17 @@ TK_API tk_status tk_workspace_size(const tk_kernel* kernel, int32_t param, const
 /* The archs of the library, such as "sm_90a"; null past the last. */
 TK_API const char* tk_arch_at(int32_t index);
 
+/* ---- Overlay packs ---------------------------------------------------------------------------------------------- */
+
+/* A pack (`make pack`) is a shared object with variants that the library was built without, from the same sources.
+ * Those in TILEKERNELS_PACK_PATH (files and folders, separated by colons) are loaded by the first call that looks for a
+ * kernel; tk_load_pack adds one. Calls that the library does not hold are then tried in the packs, with the same
+ * checks; kernels that only a pack has are found by tk_find and come last in tk_kernel_at. A pack stays loaded. */
+TK_API tk_status tk_load_pack(const char* path);
+TK_API int32_t tk_num_packs(void);
+/* Path of the index-th pack; null past the last. */
+TK_API const char* tk_pack_at(int32_t index);
+
 /* ---- The machine ----------------------------------------------------------------------------------------------- */
 
 typedef struct tk_device_info {

@@ -10,8 +10,10 @@ import click
 from ..errors import ArgumentError, NotBuiltError
 from ._version import find_version
 from .covers import covers_command
+from .diff import diff_command
 from .doctor import doctor_command
 from .list import list_command
+from .verify import verify_command
 
 __all__ = ["main"]
 
@@ -45,7 +47,7 @@ def _folder_option(name: str, what: str) -> click.Option:
 main = _Group(
     "tilekernels",
     help="Compiled GPU kernels: what this install holds and whether it fits this machine.",
-    commands=[list_command, covers_command, doctor_command],
+    commands=[list_command, covers_command, doctor_command, verify_command, diff_command],
     params=[
         _folder_option("include-dir", "the folder for a C++ compiler's -I"),
         _folder_option("lib-dir", "the folder of libtilekernels.so.0"),

@@ -52,6 +52,8 @@ def doctor_command() -> None:
         console.print("extension: not built here; install a wheel, or build one with `make wheel`")
         raise click.exceptions.Exit(1)
     console.print("extension: loads")
+    for path in extension.packs():
+        console.print(f"pack: {path}")
     version = extension.driver_version()
     driver = examine_driver(version, extension.required_driver_version())
     _print_finding(console, "driver", driver)

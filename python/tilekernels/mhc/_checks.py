@@ -64,6 +64,9 @@ def flatten(
         raise argument_error(operator, argument, f"have shape {show(expected)}", show(value.shape))
     if not value.is_contiguous():
         raise argument_error(operator, argument, "be contiguous", f"strides {value.stride()}")
+    if len(leading) == 1:
+        result: torch.Tensor = value
+        return result
     flat: torch.Tensor = value.view(count(leading), *sizes)
     return flat
 

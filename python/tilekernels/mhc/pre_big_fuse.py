@@ -83,19 +83,18 @@ def mhc_pre_big_fuse_fwd_ref(
     n_splits: int = 16,
 ) -> None:
     """`mhc_pre_big_fuse_fwd` in plain torch: the references of the four operators."""
-    num_tokens, mult, hidden = residual.shape
-    num_mixes = gemm_out_mul.shape[2]
-    out_mul, sqrsum, mixes, pre, comb = (
-        mhc_base.new_empty((num_tokens, *sizes))
-        for sizes in ((1, num_mixes), (1,), (num_mixes,), (mult,), (mult * mult,))
-    )
-    mhc_reduce_partials_and_rmsnorm_fwd_ref(
-        gemm_out_mul.unsqueeze(2), gemm_out_sqrsum.unsqueeze(2), out_mul, sqrsum, mixes, mult * hidden, rms_eps
-    )
-    mhc_pre_split_mixes_fwd_ref(mixes, mhc_scale, mhc_base, pre, post_mix, comb, mhc_post_mult_value, mhc_pre_eps)
-    square = (num_tokens, mult, mult)
-    mhc_sinkhorn_fwd_ref(comb.view(square), comb_mix.view(square), sinkhorn_repeat, mhc_sinkhorn_eps)
-    mhc_pre_apply_mix_fwd_ref(residual, pre, layer_input)
+    num_tokens, streams, hidden = residual.shape
+    num_mixes = streams * (streams + 2)
+    out_mul, sqrsum = gemm_out_mul.new_empty((num_tokens, 1, num_mixes)), gemm_out_mul.new_empty((num_tokens, 1))
+    mixes = gemm_out_mul.new_empty((num_tokens, num_mixes))
+    parts = gemm_out_mul.unsqueeze(2), gemm_out_sqrsum.unsqueeze(2)
+    mhc_reduce_partials_and_rmsnorm_fwd_ref(*parts, out_mul, sqrsum, mixes, streams * hidden, rms_eps)
+    pre_mix = torch.empty_like(post_mix)
+    constants = mhc_post_mult_value, mhc_pre_eps
+    mhc_pre_split_mixes_fwd_ref(mixes, mhc_scale, mhc_base, pre_mix, post_mix, comb_mix, *constants)
+    matrices = comb_mix.view(num_tokens, streams, streams)
+    mhc_sinkhorn_fwd_ref(matrices, matrices, sinkhorn_repeat, mhc_sinkhorn_eps)
+    mhc_pre_apply_mix_fwd_ref(residual, pre_mix, layer_input)
 
 
 def _mhc_pre_big_fuse_fwd_cpu(*args: Any) -> None:
