@@ -197,7 +197,7 @@ def check_backward(shape: tuple[int, int, int, int, int], device: str) -> None:
     expected = before + grad @ weights + x * squares
     size = before.abs() + grad.abs() @ weights.abs() + (x * squares).abs()
     error = (kwargs["residual_grad"].double().flatten(1) - expected).abs()
-    assert (error <= 2.0**-8 * expected.abs() / 2 * 1.001 + TOLERANCE * size).all()
+    assert (error <= 2.0**-8 * expected.abs() + TOLERANCE * size).all()
     error = (kwargs["fn_grad"] - grad.t() @ x).abs()
     assert (error <= TOLERANCE * (grad.abs().t() @ x.abs())).all()
 
@@ -297,7 +297,7 @@ REFUSALS = [
     Refusal("parts", changed("sqrsum_splitted", lambda x: x[:1]), r"sqrsum_splitted must have shape .*"),
     Refusal("strides", changed("residual", lambda x: x[:, :, ::2]), r"\w+ must have .*"),
     Refusal("list", changed("fn", lambda x: x.tolist()), r"fn must be a .*tensor, got list"),
-    Refusal("None", changed("residual", lambda x: None), r"residual must be a .*tensor, got None"),
+    Refusal("None", changed("residual", lambda x: None), r"residual must be a .*tensor, got None(Type)?"),
 ]
 
 
@@ -325,7 +325,7 @@ BACKWARD_REFUSALS = [
     Refusal("rows", changed_backward("fn", lambda x: x[:7]), r"fn must have 8, 24 or 80 rows, got 7"),
     Refusal("channels", changed_backward("fn_grad", lambda x: x[:, :128].contiguous()), r"fn_grad must have shape .*"),
     Refusal("strides", changed_backward("residual", lambda x: x[:, :, ::2]), r"\w+ must have .*"),
-    Refusal("None", changed_backward("fn", lambda x: None), r"fn must be a .*tensor, got None"),
+    Refusal("None", changed_backward("fn", lambda x: None), r"fn must be a .*tensor, got None(Type)?"),
 ]
 
 

@@ -67,7 +67,7 @@ def run_chain(kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
     tokens, streams, hidden = residual.shape
     out_mul, sqrsum, mixes = torch.empty_like(mul[:1]), torch.empty_like(squares[:1]), torch.empty_like(mul[0])
     mhc.mhc_reduce_partials_and_rmsnorm_fwd(
-        mul.unsqueeze(2), squares.unsqueeze(2), out_mul.view(tokens, 1, -1), sqrsum.view(tokens, 1), mixes,
+        mul.unsqueeze(2), squares.unsqueeze(2), out_mul.view(tokens, 1, mul.shape[2]), sqrsum.view(tokens, 1), mixes,
         streams * hidden, kwargs["rms_eps"], mul.shape[0],
     )  # fmt: skip
     pre, post, comb = (mixes.new_empty((tokens, size)) for size in (streams, streams, streams * streams))
@@ -78,7 +78,7 @@ def run_chain(kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
     normal = torch.empty_like(comb)
     square = (tokens, streams, streams)
     mhc.mhc_sinkhorn_fwd(comb.view(square), normal.view(square), kwargs["sinkhorn_repeat"], kwargs["mhc_sinkhorn_eps"])
-    layer_input = torch.empty_like(residual[:, 0])
+    layer_input = residual.new_empty((tokens, hidden))
     mhc.mhc_pre_apply_mix_fwd(residual, pre, layer_input)
     return dict(zip(OUTPUTS, (post, normal, layer_input), strict=True))
 
@@ -212,7 +212,7 @@ REFUSALS = [
     ),
     Refusal("repeat", changed("sinkhorn_repeat", lambda x: 1.5), r"sinkhorn_repeat must be an int, got float"),
     Refusal("no repeat", changed("sinkhorn_repeat", lambda x: 0), r"sinkhorn_repeat must be at least 1, got 0"),
-    Refusal("None", changed("residual", lambda x: None), r"residual must be a .*tensor, got None"),
+    Refusal("None", changed("residual", lambda x: None), r"residual must be a .*tensor, got None(Type)?"),
 ]
 
 
