@@ -34,14 +34,14 @@ __device__ __forceinline__ void make_mixes(const float* out_mul, const float* sq
 #pragma unroll
   for (int j = 0; j < kStreams; ++j) bases[2 + j] = base[(2 + place) * kStreams + j];
   float totals[(kColumns + 31) / 32];
+  float squares;
 #pragma unroll
   for (int i = 0; i < (kColumns + 31) / 32; ++i) {
-    const int column = min(i * 32 + lane, kColumns - 1);
+    const float* parts = out_mul + token * kColumns + min(i * 32 + lane, kColumns - 1);
     const int64_t stride = static_cast<int64_t>(num_tokens) * kColumns;
-    totals[i] = sum_parts(out_mul + token * kColumns + column, stride, scalars.num_splits);
+    sum_parts_of_two(parts, stride, sqrsum + token, num_tokens, scalars.num_splits, &totals[i], &squares);
   }
-  const float total = sum_parts(sqrsum + token, num_tokens, scalars.num_splits);
-  const float factor = rms_factor(total, num_channels, scalars.rms_eps);
+  const float factor = rms_factor(squares, num_channels, scalars.rms_eps);
 #pragma unroll
   for (int i = 0; i < (kColumns + 31) / 32; ++i) {
     if (i * 32 + lane < kColumns) shared[i * 32 + lane] = add_group(0.0f, totals[i], factor);

@@ -118,7 +118,7 @@ def _backward_channels(num_columns, form):
 
 
 def _backward_ring_bytes(num_columns, pairs):
-    return _BACKWARD_WARPS * _BACKWARD_STAGES * (2 * 2 * _WARP * 4 * pairs + 8 * 4 * (num_columns + 1))
+    return _BACKWARD_WARPS * _BACKWARD_STAGES * (2 * 2 * _WARP * 4 * pairs + 8 * 4 * (num_columns + 5))
 
 
 @T.macro

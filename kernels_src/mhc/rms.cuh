@@ -7,19 +7,30 @@
 
 namespace tk {
 
-// The sum of num_parts numbers that lie `stride` apart, first to last. Eight are on their way at a time.
-__device__ __forceinline__ float sum_parts(const float* parts, int64_t stride, int num_parts) {
+// The sums of num_parts numbers that lie `stride` apart, first to last, of two arrays. Eight of each are on their way
+// at a time.
+__device__ __forceinline__ void sum_parts_of_two(const float* first_parts, int64_t first_stride,
+                                                 const float* second_parts, int64_t second_stride, int num_parts,
+                                                 float* first_total, float* second_total) {
   constexpr int kLoads = 8;
-  float total = 0.0f;
+  float totals[2] = {};
 #pragma unroll 1
   for (int first = 0; first < num_parts; first += kLoads) {
-    float values[kLoads];
+    float values[2][kLoads];
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) values[i] = first + i < num_parts ? parts[(first + i) * stride] : 0.0f;
+    for (int i = 0; i < kLoads; ++i) {
+      const bool is_part = first + i < num_parts;
+      values[0][i] = is_part ? first_parts[(first + i) * first_stride] : 0.0f;
+      values[1][i] = is_part ? second_parts[(first + i) * second_stride] : 0.0f;
+    }
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) total = sum(total, values[i]);
+    for (int i = 0; i < kLoads; ++i) {
+      totals[0] = sum(totals[0], values[0][i]);
+      totals[1] = sum(totals[1], values[1][i]);
+    }
   }
-  return total;
+  *first_total = totals[0];
+  *second_total = totals[1];
 }
 
 // 1 / sqrt(sqrsum / size + eps), with the bits of torch's rsqrt
