@@ -24,6 +24,7 @@ from tilekernels.modeling.engram import EngramGate
 VOCAB, HIDDEN, STREAMS = 61, 512, 4
 NUM_EXPERTS, NUM_TOPK, INNER = 8, 2, 256
 NUM_TOKENS = 128
+LEARNING_RATE = 0.02
 TOLERANCE = 0.01
 
 
@@ -34,7 +35,9 @@ class Expand(torch.autograd.Function):
     """Token rows in the order of their experts; a token's gradient is the sum over its copies."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, token_topk_to_pos: torch.Tensor, pos_to_expert: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, token_topk_to_pos: torch.Tensor, pos_to_expert: torch.Tensor
+    ) -> torch.Tensor:
         ctx.save_for_backward(token_topk_to_pos)
         return moe.expand_to_fused(x, token_topk_to_pos, pos_to_expert)
 
@@ -156,15 +159,22 @@ def train(layers: Any, num_steps: int, device: str) -> list[float]:
     torch.manual_seed(0)
     model = TinyModel(layers, device)
     successors = torch.randint(VOCAB, (VOCAB, VOCAB), device=device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    # Steps are smaller than bf16 can hold: they are taken on copies in fp32
+    masters = [parameter.detach().float() for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(masters, lr=LEARNING_RATE, momentum=0.9)
     batches = torch.Generator().manual_seed(1)
     losses = []
     for _ in range(num_steps):
         ids = torch.randint(VOCAB, (NUM_TOKENS, 2), generator=batches, dtype=torch.int32).to(device)
-        optimizer.zero_grad()
+        model.zero_grad()
         loss = functional.cross_entropy(model(ids), successors[ids[:, 0], ids[:, 1]])
         loss.backward()
+        for master, parameter in zip(masters, model.parameters(), strict=True):
+            master.grad = parameter.grad.float()
         optimizer.step()
+        with torch.no_grad():
+            for master, parameter in zip(masters, model.parameters(), strict=True):
+                parameter.copy_(master)
         losses.append(loss.item())
     return losses
 
