@@ -21,7 +21,9 @@ from ._streams import (
     sum_warp_sums,
 )
 
-_THREADS = 128
+_FORWARD_THREADS = 128
+# On an H200 98 to 101 % of a same-size copy; 128 threads 96 to 100 %, 256 threads 87 % where hidden is 2560
+_BACKWARD_THREADS = 160
 
 
 @T.macro
@@ -56,7 +58,7 @@ def mhc_post_fwd(mhc_mult, form):
     ):
         if form == "aligned":
             T.assume(hidden % channels == 0)
-        with T.Kernel(num_tokens * T.ceildiv(hidden, _THREADS * channels), threads=_THREADS) as block:
+        with T.Kernel(num_tokens * T.ceildiv(hidden, _FORWARD_THREADS * channels), threads=_FORWARD_THREADS) as block:
             include("streams.cuh")
             layer = T.alloc_local((channels,), "bfloat16")
             streams = T.alloc_local((mhc_mult * channels,), "bfloat16")
@@ -64,8 +66,11 @@ def mhc_post_fwd(mhc_mult, form):
             comb = T.alloc_local((mhc_mult * mhc_mult,), "float32")
             token = T.alloc_var("int32")
             chunk = T.alloc_var("int32")
-            token = T.truncdiv(block, T.ceildiv(hidden, _THREADS * channels))
-            chunk = T.truncmod(block, T.ceildiv(hidden, _THREADS * channels)) * _THREADS + T.get_thread_binding()
+            token = T.truncdiv(block, T.ceildiv(hidden, _FORWARD_THREADS * channels))
+            chunk = (
+                T.truncmod(block, T.ceildiv(hidden, _FORWARD_THREADS * channels)) * _FORWARD_THREADS
+                + T.get_thread_binding()
+            )
             if chunk * channels < hidden:
                 load_chunk(x, token, chunk, channels, layer)
                 load_streams(residual, token, chunk, mhc_mult, channels, streams)
@@ -99,7 +104,7 @@ def mhc_post_bwd(mhc_mult, form):
     ):
         if form == "aligned":
             T.assume(hidden % channels == 0)
-        with T.Kernel(num_tokens, threads=_THREADS) as token:
+        with T.Kernel(num_tokens, threads=_BACKWARD_THREADS) as token:
             include("streams.cuh")
             layer = T.alloc_local((channels,), "bfloat16")
             streams = T.alloc_local((mhc_mult * channels,), "bfloat16")
@@ -107,14 +112,14 @@ def mhc_post_bwd(mhc_mult, form):
             post = T.alloc_local((mhc_mult,), "float32")
             comb = T.alloc_local((mhc_mult * mhc_mult,), "float32")
             sums = T.alloc_local((num_sums,), "float32")
-            shared = T.alloc_shared((_THREADS // 32 * num_sums,), "float32")
+            shared = T.alloc_shared((_BACKWARD_THREADS // 32 * num_sums,), "float32")
             chunk = T.alloc_var("int32")
             thread = T.get_thread_binding()
             load_mixes(post_layer_mix, comb_res_mix, token, mhc_mult, numbers, post, comb)
             for i in T.unroll(num_sums):
                 sums[i] = T.float32(0)
-            for step in T.serial(T.ceildiv(hidden, _THREADS * channels)):
-                chunk = step * _THREADS + thread
+            for step in T.serial(T.ceildiv(hidden, _BACKWARD_THREADS * channels)):
+                chunk = step * _BACKWARD_THREADS + thread
                 if chunk * channels < hidden:
                     load_streams(d_o, token, chunk, mhc_mult, channels, grads)
                     load_chunk(x, token, chunk, channels, layer)
@@ -135,10 +140,10 @@ def mhc_post_bwd(mhc_mult, form):
                     store_streams(streams, d_residual, token, chunk, mhc_mult, channels)
             store_warp_sums(sums, shared, num_sums)
             if thread < mhc_mult:
-                d_post_layer_mix[token, thread] = sum_warp_sums(shared, num_sums, _THREADS, thread)
+                d_post_layer_mix[token, thread] = sum_warp_sums(shared, num_sums, _BACKWARD_THREADS, thread)
             elif thread < num_sums:
                 row = T.truncdiv(thread - mhc_mult, mhc_mult)
                 column = T.truncmod(thread, mhc_mult)
-                d_comb_res_mix[token, row, column] = sum_warp_sums(shared, num_sums, _THREADS, thread)
+                d_comb_res_mix[token, row, column] = sum_warp_sums(shared, num_sums, _BACKWARD_THREADS, thread)
 
     return main

@@ -21,7 +21,9 @@ from ._streams import (
     sum_warp_sums,
 )
 
-_THREADS = 128
+# On an H200 95 to 102 % of a same-size copy forward, 98 to 103 % backward, whatever the threads from 64 to 256
+_FORWARD_THREADS = 64
+_BACKWARD_THREADS = 256
 
 
 def apply_mix(mhc_mult, channels, streams, mixes, result):
@@ -44,15 +46,18 @@ def mhc_pre_apply_mix_fwd(mhc_mult, form):
     ):
         if form == "aligned":
             T.assume(hidden % channels == 0)
-        with T.Kernel(num_tokens * T.ceildiv(hidden, _THREADS * channels), threads=_THREADS) as block:
+        with T.Kernel(num_tokens * T.ceildiv(hidden, _FORWARD_THREADS * channels), threads=_FORWARD_THREADS) as block:
             include("streams.cuh")
             streams = T.alloc_local((mhc_mult * channels,), "bfloat16")
             mixes = T.alloc_local((mhc_mult,), "float32")
             result = T.alloc_local((channels,), "bfloat16")
             token = T.alloc_var("int32")
             chunk = T.alloc_var("int32")
-            token = T.truncdiv(block, T.ceildiv(hidden, _THREADS * channels))
-            chunk = T.truncmod(block, T.ceildiv(hidden, _THREADS * channels)) * _THREADS + T.get_thread_binding()
+            token = T.truncdiv(block, T.ceildiv(hidden, _FORWARD_THREADS * channels))
+            chunk = (
+                T.truncmod(block, T.ceildiv(hidden, _FORWARD_THREADS * channels)) * _FORWARD_THREADS
+                + T.get_thread_binding()
+            )
             if chunk * channels < hidden:
                 load_streams(x, token, chunk, mhc_mult, channels, streams)
                 load_numbers(mix, token, mhc_mult, numbers, mixes)
@@ -79,20 +84,20 @@ def mhc_pre_apply_mix_bwd(mhc_mult, form):
     ):
         if form == "aligned":
             T.assume(hidden % channels == 0)
-        with T.Kernel(num_tokens, threads=_THREADS) as token:
+        with T.Kernel(num_tokens, threads=_BACKWARD_THREADS) as token:
             include("streams.cuh")
             grad = T.alloc_local((channels,), "bfloat16")
             streams = T.alloc_local((mhc_mult * channels,), "bfloat16")
             grads = T.alloc_local((mhc_mult * channels,), "bfloat16")
             mixes = T.alloc_local((mhc_mult,), "float32")
             sums = T.alloc_local((mhc_mult,), "float32")
-            shared = T.alloc_shared((_THREADS // 32 * mhc_mult,), "float32")
+            shared = T.alloc_shared((_BACKWARD_THREADS // 32 * mhc_mult,), "float32")
             chunk = T.alloc_var("int32")
             load_numbers(mix, token, mhc_mult, numbers, mixes)
             for i in T.unroll(mhc_mult):
                 sums[i] = T.float32(0)
-            for step in T.serial(T.ceildiv(hidden, _THREADS * channels)):
-                chunk = step * _THREADS + T.get_thread_binding()
+            for step in T.serial(T.ceildiv(hidden, _BACKWARD_THREADS * channels)):
+                chunk = step * _BACKWARD_THREADS + T.get_thread_binding()
                 if chunk * channels < hidden:
                     load_chunk(o_grad, token, chunk, channels, grad)
                     load_streams(x, token, chunk, mhc_mult, channels, streams)
@@ -110,7 +115,7 @@ def mhc_pre_apply_mix_bwd(mhc_mult, form):
             store_warp_sums(sums, shared, mhc_mult)
             if T.get_thread_binding() < mhc_mult:
                 mix_grad[token, T.get_thread_binding()] = sum_warp_sums(
-                    shared, mhc_mult, _THREADS, T.get_thread_binding()
+                    shared, mhc_mult, _BACKWARD_THREADS, T.get_thread_binding()
                 )
 
     return main

@@ -2,8 +2,7 @@
 // clamp changes.
 #pragma once
 
-#include "cast.cuh"
-#include "scale.cuh"
+#include "to_e4m3.cuh"
 
 namespace tk {
 
@@ -82,47 +81,6 @@ __device__ __forceinline__ void swiglu(const void* gates, const void* ups, bool 
   if (has_weight) {
 #pragma unroll
     for (int i = 0; i < N; ++i) static_cast<float*>(values)[i] = __fmul_rn(static_cast<float*>(values)[i], weight);
-  }
-}
-
-// Four e4m3 bytes in one word, without moves between the two conversions.
-__device__ __forceinline__ uint32_t pack_e4m3x4(float a, float b, float c, float d) {
-#if __CUDA_ARCH__ >= 890
-  uint32_t word;
-  asm("{\n\t.reg .b16 low, high;\n\t"
-      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n\t"
-      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n\t"
-      "mov.b32 %0, {low, high};\n\t}"
-      : "=r"(word)
-      : "f"(a), "f"(b), "f"(c), "f"(d));
-  return word;
-#else
-  const float values[4] = {a, b, c, d};
-  return encode_e4m3x4(values);
-#endif
-}
-
-// words = e4m3(values * factor)
-template <int N>
-__device__ __forceinline__ void scale_to_e4m3(const void* values, float factor, void* words) {
-  const float* source = static_cast<const float*>(values);
-#pragma unroll
-  for (int i = 0; i < N / 4; ++i) {
-    static_cast<uint32_t*>(words)[i] = pack_e4m3x4(source[4 * i] * factor, source[4 * i + 1] * factor,
-                                                   source[4 * i + 2] * factor, source[4 * i + 3] * factor);
-  }
-}
-
-// Store a scale that is fp32, or of which the exponent alone goes to byte `column` of a row of packed words.
-__device__ __forceinline__ void store_scale(void* base, int64_t row_stride, int64_t column_stride, int num_columns,
-                                            int row, int column, bool is_packed, float scale) {
-  const int storage_column = is_packed ? column >> 2 : column;
-  if (storage_column >= num_columns) return;
-  float* target = static_cast<float*>(base) + (row * row_stride + storage_column * column_stride);
-  if (is_packed) {
-    reinterpret_cast<uint8_t*>(target)[column & 3] = static_cast<uint8_t>(bits_of(scale) >> 23);
-  } else {
-    *target = scale;
   }
 }
 

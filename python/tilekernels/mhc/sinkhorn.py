@@ -15,7 +15,7 @@ from ._reference import sequential_sum, tree_sum
 _NAME = "mhc.mhc_sinkhorn_fwd"
 _NAME_BACKWARD = "mhc.mhc_sinkhorn_bwd"
 
-_MAX_BACKWARD_REPEAT = 128  # whose divisors fit into the shared memory of every GPU
+MAX_BACKWARD_REPEAT = 128  # whose divisors fit into the shared memory of every GPU
 
 
 def mhc_sinkhorn_fwd(comb_res_mix: torch.Tensor, comb_res_mix_out: torch.Tensor, repeat: int, eps: float) -> None:
@@ -39,7 +39,7 @@ def mhc_sinkhorn_bwd(
     back: the matrix before a division is the one behind it times the divisor.
     """
     mult = mult_of(_NAME_BACKWARD, "x", x, torch.float32, 3, 1)
-    check_int(_NAME_BACKWARD, "repeat", repeat, 1, _MAX_BACKWARD_REPEAT)
+    check_int(_NAME_BACKWARD, "repeat", repeat, 1, MAX_BACKWARD_REPEAT)
     _mhc_sinkhorn_bwd(grad_output, x, grad_input, repeat, eps, mult)
 
 
