@@ -29,4 +29,4 @@ def test_losses_are_those_of_plain_torch(example: ModuleType, device: str, num_s
     for found, wanted in zip(ours, plain, strict=True):
         assert found == pytest.approx(wanted, rel=example.TOLERANCE)
     if num_steps == 100:
-        assert ours[-1] < ours[0]
+        assert sum(ours[-10:]) < sum(ours[:10])
