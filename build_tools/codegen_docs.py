@@ -91,7 +91,7 @@ def c_enumerator(kernel: Kernel, axis: Axis, label: str) -> str:
 
 
 def python_arguments(kernel: Kernel, check: bool) -> list[str]:
-    """The positional parameters of a function of `_C`; tensors that are written may be asked for, in a check be None."""
+    """The positional parameters of a function of `_C`: written tensors may be asked for, in a check be None."""
     arguments = [f"{param.name}: {_python_type(param, check)}" for param in kernel.params]
     arguments += [f"{axis.name}: {_python_axis_type(axis)}" for axis in kernel.plain_axes]
     return [*arguments, "/"] if arguments else []

@@ -14,7 +14,7 @@ from typing import Any
 from .errors import CodegenError
 
 # kMax... of csrc/src/registry.h
-_LIMITS = {"symbols": 32, "tensors": 32, "axes": 16, "dimensions": 8, "archs": 32}
+_LIMITS = {"symbols": 32, "tensors": 128, "axes": 16, "dimensions": 8, "archs": 32}
 
 
 @dataclasses.dataclass(frozen=True)

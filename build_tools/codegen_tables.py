@@ -58,12 +58,12 @@ def launch_desc(launch: Mapping[str, Any]) -> str:
 
 
 def tensor_fields(kernel: Kernel) -> list[str]:
-    return [f"args.{identifier(param.name)}" for param in kernel.tensors]
+    return [f"args->{identifier(param.name)}" for param in kernel.tensors]
 
 
 def scalar_fields(kernel: Kernel) -> list[str]:
-    return [f"{{.{SCALAR_FIELDS[param.dtypes[0]]} = args.{identifier(param.name)}}}" for param in kernel.scalars]
+    return [f"{{.{SCALAR_FIELDS[param.dtypes[0]]} = args->{identifier(param.name)}}}" for param in kernel.scalars]
 
 
 def axis_fields(kernel: Kernel) -> list[str]:
-    return [f"static_cast<int32_t>(args.{identifier(axis.name)})" for axis in kernel.plain_axes]
+    return [f"static_cast<int32_t>(args->{identifier(axis.name)})" for axis in kernel.plain_axes]

@@ -43,16 +43,23 @@ class Candidate:
 
 
 def tune(
-    kernel: str, tried: Sequence[str], keep: Sequence[str], pack: Path, jobs: int, cache: Path, console: Console
+    kernel: str,
+    tried: Sequence[str],
+    keep: Sequence[str],
+    pack: Path,
+    jobs: int,
+    cache: Path,
+    console: Console,
+    kernels_root: Path = KERNELS_ROOT,
 ) -> Report:
     """Build the candidates and write the pack, unless one of them failed."""
-    declared = load_kernels(KERNELS_ROOT)
+    declared = load_kernels(kernels_root)
     if kernel not in declared:
         raise BuildError(f"no kernel {kernel}; known: {', '.join(declared)}")
     source = declared[kernel].file
     candidates = make_candidates(kernel, [parse_values(text) for text in tried])
     folder = pack.with_suffix("")
-    root = _write_sources(source, candidates, folder)
+    root = _write_sources(kernels_root, source, candidates, folder)
     options = Options(
         profile=_profile(candidates, declared[kernel].axes, keep),
         archs=("sm_90a",),
@@ -123,11 +130,11 @@ def _is_kernel(decorator: ast.expr) -> bool:
     return isinstance(decorator, ast.Call) and isinstance(decorator.func, ast.Name) and decorator.func.id == "kernel"
 
 
-def _write_sources(source: Path, candidates: Sequence[Candidate], folder: Path) -> Path:
+def _write_sources(kernels_root: Path, source: Path, candidates: Sequence[Candidate], folder: Path) -> Path:
     """kernels_src with one file for each candidate instead of the kernel's own."""
     root = folder / "kernels_src"
     shutil.rmtree(root, ignore_errors=True)
-    shutil.copytree(KERNELS_ROOT, root, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(kernels_root, root, ignore=shutil.ignore_patterns("__pycache__"))
     text, family = source.read_text(), root / source.parent.name
     (family / source.name).unlink()
     for candidate in candidates:

@@ -18,12 +18,13 @@ Kind scalar_kind(const std::string& dtype) {
 }
 
 void add_params(Entry& entry, int32_t num_params) {
+  int num_tensors = 0;
   for (int32_t i = 0; i < num_params; ++i) {
     tk_param_info info{};
     info.size = sizeof info;
     tk_describe_param(entry.kernel, i, &info);
     const Kind kind = info.is_tensor ? Kind::tensor : scalar_kind(tk_param_dtype(entry.kernel, i, 0));
-    entry.arguments.push_back({kind, info.name, info.written != 0, {}});
+    entry.arguments.push_back({kind, info.name, info.written != 0, info.is_tensor ? num_tensors++ : -1, {}});
   }
 }
 
@@ -32,10 +33,10 @@ void add_plain_axes(Entry& entry, int32_t num_axes) {
     tk_axis_info info{};
     info.size = sizeof info;
     tk_describe_axis(entry.kernel, i, &info);
-    if (info.kind == TK_AXIS_NUMBER) entry.arguments.push_back({Kind::number, info.name, false, {}});
-    if (info.kind == TK_AXIS_FLAG) entry.arguments.push_back({Kind::flag, info.name, false, {}});
+    if (info.kind == TK_AXIS_NUMBER) entry.arguments.push_back({Kind::number, info.name, false, -1, {}});
+    if (info.kind == TK_AXIS_FLAG) entry.arguments.push_back({Kind::flag, info.name, false, -1, {}});
     if (info.kind != TK_AXIS_CHOICE) continue;
-    Argument& argument = entry.arguments.emplace_back(Argument{Kind::choice, info.name, false, {}});
+    Argument& argument = entry.arguments.emplace_back(Argument{Kind::choice, info.name, false, -1, {}});
     for (int32_t label = 0; label < info.num_values; ++label) {
       argument.labels.push_back(PyUnicode_InternFromString(info.labels[label]));
     }

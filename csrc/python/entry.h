@@ -11,7 +11,7 @@
 
 namespace tk::python {
 
-constexpr int kMaxTensors = 32, kMaxScalars = 32, kMaxAxes = 16;  // of one kernel; import refuses more
+constexpr int kMaxTensors = 128, kMaxScalars = 32, kMaxAxes = 16;  // of one kernel; import refuses more
 
 enum class Kind { tensor, float32, float64, int32, int64, boolean, number, flag, choice };
 
@@ -20,6 +20,7 @@ struct Argument {
   Kind kind;
   const char* name;
   bool written;                   // a tensor that the kernel writes: it may be asked for instead of given
+  int tensor;                     // its index among the tensors; -1: it is none
   std::vector<PyObject*> labels;  // of a choice: interned strings, so that a literal is found by its address
 };
 

@@ -11,6 +11,7 @@
 #include "calls.h"
 #include "describe.h"
 #include "entry.h"
+#include "outputs.h"
 #include "state.h"
 
 namespace py = pybind11;
@@ -43,6 +44,7 @@ void set_torch(const py::type& tensor_type, const py::type& parameter_type, cons
 void set_allocator(const py::function& empty_strided, const py::type& device_type) {
   replace(state.empty_strided, empty_strided);
   replace(state.device_type, device_type);
+  open_allocator();
 }
 
 void set_errors(const py::type& argument_error, const py::type& argument_type_error, const py::type& not_built_error,

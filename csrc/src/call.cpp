@@ -243,7 +243,7 @@ tk_status call(const KernelDesc& kernel, const tk_tensor* const* tensors, const 
   Plan* plan = nullptr;
   const Driver* driver = open_driver_table.load(std::memory_order_acquire);
   if (driver != nullptr && make_key(*driver, kernel, tensors, scalars, axes, &key)) [[likely]] {
-    plan = &plan_of(kernel, key);
+    plan = &plan_of(key);
     if (is_plan_of(*plan, kernel, key)) [[likely]]
       return launch_plan(*plan, *driver, tensors, scalars, stream);
   }

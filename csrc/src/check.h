@@ -176,14 +176,17 @@ inline tk_status check_guard(const Frame& frame, bool holds, const char* text) {
 
 // ---- What typed C entries are made of ------------------------------------------------------------------------------
 
-// Copies the part of `given` that its `size` field says the caller has; fields it does not know are zero. False: null
-// or without a size.
+// The arguments of a typed entry: the caller's, or a copy of the part that its `size` field says it has, with zeros for
+// the fields it does not know. Null: none were given, or without a size.
 template <typename Args>
-inline bool read_args(const Args* given, Args* args) {
-  if (given == nullptr || given->size < sizeof(size_t)) return false;
-  std::memset(args, 0, sizeof(Args));
-  std::memcpy(args, given, given->size < sizeof(Args) ? given->size : sizeof(Args));
-  return true;
+inline const Args* read_args(const Args* given, Args* copy) {
+  if (given == nullptr || given->size < sizeof(size_t)) [[unlikely]]
+    return nullptr;
+  if (given->size >= sizeof(Args)) [[likely]]
+    return given;
+  std::memset(copy, 0, sizeof(Args));
+  std::memcpy(copy, given, given->size);
+  return copy;
 }
 
 }  // namespace tk

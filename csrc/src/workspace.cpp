@@ -8,7 +8,7 @@ namespace tk {
 
 namespace {
 
-constexpr int32_t kMaxTensors = 32;  // codegen refuses more
+constexpr int32_t kMaxTensors = 128;  // codegen refuses more
 
 const WorkspaceDesc* find_workspace(const Signature& signature, int32_t tensor) {
   for (int32_t i = 0; i < signature.num_workspaces; ++i) {

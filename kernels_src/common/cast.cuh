@@ -3,6 +3,8 @@
 // of 8.
 #pragma once
 
+#include <type_traits>
+
 #include "formats.cuh"
 
 namespace tk {
@@ -44,6 +46,23 @@ __device__ __forceinline__ void load_x8(E2m1, const uint32_t* words, int block, 
   for (int i = 0; i < 8; ++i) values[i] *= factor;
 }
 
+// Signs of eight channels at the sign bits of eight nibbles.
+__device__ __forceinline__ uint32_t signs_x8(Bf16, const uint32_t* words, int block) {
+  return e2m1_signs(__byte_perm(words[4 * block], words[4 * block + 1], 0x7531),
+                    __byte_perm(words[4 * block + 2], words[4 * block + 3], 0x7531));
+}
+
+__device__ __forceinline__ uint32_t signs_x8(Fp32, const uint32_t* words, int block) {
+  const uint32_t* eight = words + 8 * block;
+  return e2m1_signs(
+      __byte_perm(__byte_perm(eight[0], eight[1], 0x0073), __byte_perm(eight[2], eight[3], 0x0073), 0x5410),
+      __byte_perm(__byte_perm(eight[4], eight[5], 0x0073), __byte_perm(eight[6], eight[7], 0x0073), 0x5410));
+}
+
+__device__ __forceinline__ uint32_t signs_x8(E4m3, const uint32_t* words, int block) {
+  return e2m1_signs(words[2 * block], words[2 * block + 1]);
+}
+
 // ---- largest magnitude, exact; NaN is passed over -------------------------------------------------------------------
 
 template <int N>
@@ -64,12 +83,27 @@ __device__ __forceinline__ float largest(Fp32, const uint32_t* words) {
 }
 
 template <int N>
-__device__ __forceinline__ float largest(E4m3, const uint32_t* words) {
+__device__ __forceinline__ float largest_but_nan(E4m3, const uint32_t* words) {
   __half2 most = __habs2(decode_e4m3x2(words[0] & 0xffffu));
 #pragma unroll
   for (int i = 1; i < N / 2; ++i)
     most = __hmax2(most, __habs2(decode_e4m3x2((words[i / 2] >> (16 * (i % 2))) & 0xffffu)));
   return fmaxf(__low2float(most), __high2float(most));
+}
+
+// Magnitudes are ordered as their codes are. Two channels at a time as 16-bit numbers, whose low bytes do not matter.
+template <int N>
+__device__ __forceinline__ float largest(E4m3, const uint32_t* words) {
+  uint32_t odd = 0, even = 0;
+#pragma unroll
+  for (int i = 0; i < N / 4; ++i) {
+    const uint32_t magnitudes = words[i] & 0x7f7f7f7fu;
+    odd = __vmaxu2(odd, magnitudes);
+    even = __vmaxu2(even, magnitudes * 256u);
+  }
+  const uint32_t most = __vmaxu2(odd, even);
+  const uint32_t code = max(most >> 24, (most >> 8) & 0xffu);
+  return code == 0x7fu ? largest_but_nan<N>(E4m3{}, words) : __low2float(decode_e4m3x2(code));
 }
 
 // Magnitudes are ordered as their codes are: the largest code of two columns of nibbles at a time.
@@ -132,10 +166,65 @@ __device__ __forceinline__ void store_stochastic_x8(E2m1, const float* values, i
 
 __device__ __forceinline__ void store_stochastic_x8(E5m6, const float*, int, uint32_t, uint32_t*) {}  // not offered
 
+// e4m3 to e2m1 with a power of two: two channels at a time in fp16, which holds e4m3 times 2^-8 by a shift of its code.
+// Products are exact; 2^9, 2^10 and 2^11 stand for the steps 0.5, 1 and 2 as in convert_bf16_to_e2m1_by_power.
+template <int N>
+__device__ __forceinline__ void convert_e4m3_to_e2m1_by_power(const uint32_t* words, uint32_t* target, float factor) {
+  const __half2 factors = __float2half2_rn(factor * 256.0f);
+  const auto rounded = [factors](uint32_t magnitudes, float offset) {
+    const __half2 sums = __hfma2(*reinterpret_cast<const __half2*>(&magnitudes), factors, __float2half2_rn(offset));
+    return *reinterpret_cast<const uint32_t*>(&sums);
+  };
+#pragma unroll
+  for (int block = 0; block < N / 8; ++block) {
+    uint32_t sum = 0, signs = 0;
+#pragma unroll
+    for (int i = 3; i >= 0; --i) {
+      // Channels i and i + 4: their codes are four nibbles apart
+      const uint32_t pair = __byte_perm(words[2 * block], words[2 * block + 1], 0x0400 + 0x0101 * i);
+      const uint32_t magnitudes = (pair * 128u) & 0x3f803f80u;
+      uint32_t codes = __viaddmin_s16x2(rounded(magnitudes, 1026.0f), 0xfc00fc00u, rounded(magnitudes, 512.0f));
+      codes = __viaddmin_s16x2(rounded(magnitudes, 2056.0f), 0xf800f800u, codes);
+      sum = sum * 16u + __vmins2(codes, 0x60076007u);
+      const uint32_t sign = pair & 0x00800080u;
+      signs = i > 0 ? signs * 16u + sign : signs + (sign >> 4);
+    }
+    target[block] = sum - 0x60006000u * 0x1111u + signs;
+  }
+}
+
+// To e2m1 with any factor that an eighth of is a normal number: an eighth of each product goes up to one, and
+// saturates for free. NaN becomes zero.
+template <typename Source, int N>
+__device__ __forceinline__ void convert_to_e2m1(const uint32_t* words, uint32_t* target, float factor) {
+  const float eighth = factor * 0.125f;
+#pragma unroll
+  for (int block = 0; block < N / 8; ++block) {
+    float values[8];
+    load_x8(Source{}, words, block, 1.0f, values);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) values[i] = __saturatef(fabsf(values[i]) * eighth);
+    target[block] = encode_e2m1_eighths(values) | signs_x8(Source{}, words, block);
+  }
+}
+
 // Out = convert(source * factor).
 template <typename Source, typename Target, int N>
 __device__ __forceinline__ void convert(const void* source, void* target, float factor) {
+  if constexpr (std::is_same_v<Source, E4m3> && std::is_same_v<Target, E2m1>) {
+    // Such factors have all groups that hold a number of at least 6 / 128
+    if ((bits_of(factor) & 0x7fffffu) == 0 && factor >= 0x1p-14f && factor <= 0x1p7f) {
+      convert_e4m3_to_e2m1_by_power<N>(static_cast<const uint32_t*>(source), static_cast<uint32_t*>(target), factor);
+      return;
+    }
+  }
   const uint32_t* words = static_cast<const uint32_t*>(source);
+  if constexpr (std::is_same_v<Target, E2m1>) {
+    if (factor >= 0x1p-122f) {
+      convert_to_e2m1<Source, N>(words, static_cast<uint32_t*>(target), factor);
+      return;
+    }
+  }
 #pragma unroll
   for (int block = 0; block < N / 8; ++block) {
     float values[8];

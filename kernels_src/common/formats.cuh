@@ -82,6 +82,27 @@ __device__ __forceinline__ uint32_t encode_e2m1_magnitudes(const float* values) 
   return sum - kE2m1Base * 0x11111111u;
 }
 
+// Eight codes without sign of |value| / 8, from 0 to 1, in the same way: numbers of 7 and more give code 8 at first.
+__device__ __forceinline__ uint32_t encode_e2m1_eighths(const float* eighths) {
+  constexpr uint32_t kBase = 0x49000000u;  // bits of 2^19
+  uint32_t sum = 0;
+#pragma unroll
+  for (int i = 7; i >= 0; --i) {
+    const int32_t halves = __float_as_int(eighths[i] + 524288.0f);
+    const int32_t ones = __float_as_int(eighths[i] + 1048576.25f);
+    const int32_t twos = __float_as_int(eighths[i] + 2097153.0f);
+    sum = sum * 16u + static_cast<uint32_t>(min(min(halves, ones - 0x00800000), twos - 0x01000000));
+  }
+  sum -= kBase * 0x11111111u;
+  return sum - ((sum & 0x88888888u) >> 3);
+}
+
+// The signs of eight channels, each the highest bit of a byte, at the sign bits of eight nibbles.
+__device__ __forceinline__ uint32_t e2m1_signs(uint32_t first, uint32_t second) {
+  const uint32_t even = __byte_perm(first, second, 0x6420), odd = __byte_perm(first, second, 0x7531);
+  return ((even >> 4) & 0x08080808u) | (odd & 0x80808080u);
+}
+
 // The signs of eight values at the sign bits of eight nibbles.
 __device__ __forceinline__ uint32_t e2m1_signs(const float* values) {
   const uint32_t even = __byte_perm(__byte_perm(bits_of(values[0]), bits_of(values[2]), 0x0073),
@@ -173,22 +194,31 @@ __device__ __forceinline__ uint32_t encode_stochastic(float value, uint32_t rand
   return min(code - (static_cast<uint32_t>(is_normal ? 127 - kBias : 128 - kBias) << kMantissaBits), kLargest);
 }
 
-// Four values to four codes, one a byte, sign in the highest bit of kCodeBits.
+// The same for e4m3 as an fp32 number, which the conversion then takes as it is: 20 bits are dropped, `random` holds 16
+// bits above four zeros. Saturates; NaN stays NaN.
+__device__ __forceinline__ float round_to_e4m3_stochastic(float value, uint32_t random) {
+  const float offset = fabsf(value) < 0x1p-6f ? 0x1p-6f : 0.0f;
+  const uint32_t sum = __viaddmin_u32(bits_of(__fadd_rz(fabsf(value), offset)), random, 0x7fffffffu);
+  return copysignf(float_of(sum & 0xfff00000u) - offset, value);
+}
+
+// Four values to four codes, one a byte, sign in the highest bit of the code.
 template <bool kIsE4m3>
 __device__ __forceinline__ uint32_t encode_stochastic_x4(const float* values, uint32_t group) {
   const uint32_t word = stochastic_word(values, group);
   const uint32_t reversed = __brev(word);  // its halves are the reversed halves of word, exchanged
+  if (kIsE4m3) {
+    const float rounded[4] = {round_to_e4m3_stochastic(values[0], (word << 4) & 0xffff0u),
+                              round_to_e4m3_stochastic(values[1], (reversed >> 12) & 0xffff0u),
+                              round_to_e4m3_stochastic(values[2], (word >> 12) & 0xffff0u),
+                              round_to_e4m3_stochastic(values[3], (reversed << 4) & 0xffff0u)};
+    return encode_e4m3x4(rounded);
+  }
   const uint32_t random[4] = {word & 0xffffu, reversed >> 16, word >> 16, reversed & 0xffffu};
   uint32_t codes = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    uint32_t code;
-    if (kIsE4m3) {
-      code = encode_stochastic<3, 7, 0x7eu>(values[i], random[i]) | ((bits_of(values[i]) >> 24) & 0x80u);
-      if (isnan(values[i])) code = 0x7fu;
-    } else {
-      code = encode_stochastic<1, 1, 7u>(values[i], random[i]) | ((bits_of(values[i]) >> 28) & 0x8u);
-    }
+    const uint32_t code = encode_stochastic<1, 1, 7u>(values[i], random[i]) | ((bits_of(values[i]) >> 28) & 0x8u);
     codes |= code << (8 * i);
   }
   return codes;

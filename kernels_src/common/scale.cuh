@@ -13,6 +13,15 @@ __device__ __forceinline__ float round_to_e4m3(float value) {
   return __low2float(decode_e4m3x2(encode_e4m3x2(value, 0.0f)));
 }
 
+// value / divisor, rounded as IEEE's division is where the quotient is a normal number far from the smallest: the
+// remainder of the product with the rounded reciprocal is exact, and corrects it. No branch, a third of the
+// instructions.
+__device__ __forceinline__ float divide_normal(float value, float divisor) {
+  const float inverse = 1.0f / divisor;  // of a constant
+  const float quotient = __fmul_rn(value, inverse);
+  return __fmaf_rn(__fmaf_rn(-quotient, divisor, value), inverse, quotient);
+}
+
 // value = data * scale, data = convert(value * inverse), for kCount blocks at a time: the kind of scale is tested
 // once for all. Divisions are IEEE's; the inverse is no reciprocal of the scale.
 template <int kCount>
@@ -34,7 +43,7 @@ __device__ __forceinline__ void make_scales(const float* largest, float clamp_mi
   } else if (kind == kScaleE4m3) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      scales[i] = round_to_e4m3(__fdiv_rn(most[i], max_value));
+      scales[i] = round_to_e4m3(divide_normal(most[i], max_value));
       inverses[i] = __frcp_rn(scales[i]);
     }
   } else {

@@ -119,7 +119,9 @@ def _find_maximum(kind, source, shape, block_rows, block_cols, shared, largest):
         for other in T.unroll(_NUM_WARPS):
             largest[0] = T.max(largest[0], shared[other, part])
     else:
-        largest[0] = T.max(largest[0], shared[T.bitwise_xor(warp, 1), part])
+        for i in T.unroll(_NARROW // _WARP_ROWS):
+            other = warp // (_NARROW // _WARP_ROWS) * (_NARROW // _WARP_ROWS) + i
+            largest[0] = T.max(largest[0], shared[other, part])
 
 
 @T.macro

@@ -2,8 +2,7 @@
 // clamp changes.
 #pragma once
 
-#include "cast.cuh"
-#include "scale.cuh"
+#include "to_e4m3.cuh"
 
 namespace tk {
 
@@ -85,47 +84,6 @@ __device__ __forceinline__ void swiglu(const void* gates, const void* ups, bool 
   }
 }
 
-// Four e4m3 bytes in one word, without moves between the two conversions.
-__device__ __forceinline__ uint32_t pack_e4m3x4(float a, float b, float c, float d) {
-#if __CUDA_ARCH__ >= 890
-  uint32_t word;
-  asm("{\n\t.reg .b16 low, high;\n\t"
-      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n\t"
-      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n\t"
-      "mov.b32 %0, {low, high};\n\t}"
-      : "=r"(word)
-      : "f"(a), "f"(b), "f"(c), "f"(d));
-  return word;
-#else
-  const float values[4] = {a, b, c, d};
-  return encode_e4m3x4(values);
-#endif
-}
-
-// words = e4m3(values * factor)
-template <int N>
-__device__ __forceinline__ void scale_to_e4m3(const void* values, float factor, void* words) {
-  const float* source = static_cast<const float*>(values);
-#pragma unroll
-  for (int i = 0; i < N / 4; ++i) {
-    static_cast<uint32_t*>(words)[i] = pack_e4m3x4(source[4 * i] * factor, source[4 * i + 1] * factor,
-                                                   source[4 * i + 2] * factor, source[4 * i + 3] * factor);
-  }
-}
-
-// Store a scale that is fp32, or of which the exponent alone goes to byte `column` of a row of packed words.
-__device__ __forceinline__ void store_scale(void* base, int64_t row_stride, int64_t column_stride, int num_columns,
-                                            int row, int column, bool is_packed, float scale) {
-  const int storage_column = is_packed ? column >> 2 : column;
-  if (storage_column >= num_columns) return;
-  float* target = static_cast<float*>(base) + (row * row_stride + storage_column * column_stride);
-  if (is_packed) {
-    reinterpret_cast<uint8_t*>(target)[column & 3] = static_cast<uint8_t>(bits_of(scale) >> 23);
-  } else {
-    *target = scale;
-  }
-}
-
 // ---- what a clamp changes -------------------------------------------------------------------------------------------
 
 // Counts of (gate > limit, up > limit, up < -limit) are held as two halves a word.
@@ -181,6 +139,56 @@ __device__ __forceinline__ void flush_counts(void* counts, void* totals) {
   }
 }
 
+// ---- gradients ------------------------------------------------------------------------------------------------------
+
+// Reciprocal of 1 + exp(-gate) and gate times it, each as a division would round.
+__device__ __forceinline__ void sigmoid_and_silu(float gate, bool is_plain, float* sigmoid, float* silu) {
+  const float divisor = 1.0f + expf(-gate);
+  *sigmoid = is_plain ? plain_reciprocal(divisor) : __frcp_rn(divisor);
+  *silu = is_plain ? plain_quotient(gate, divisor, *sigmoid) : __fdiv_rn(gate, divisor);
+}
+
+// Eight channels of a row: the gradients of gates and ups, silu(gate) * up * weight, and the sum of grad * silu(gate) *
+// up added to `dot`. Gates and ups are multiplied by their scales first.
+template <typename Source, typename Grad>
+__device__ __forceinline__ void swiglu_gradient(const void* gates, const void* ups, float gate_scale, float up_scale,
+                                                const void* grads, bool has_limit, float limit, float weight,
+                                                void* gate_grads, void* up_grads, void* results, void* dot) {
+  float gate[8], up[8], grad[8];
+  load_x8(Source{}, static_cast<const uint32_t*>(gates), 0, gate_scale, gate);
+  load_x8(Source{}, static_cast<const uint32_t*>(ups), 0, up_scale, up);
+  load_x8(Grad{}, static_cast<const uint32_t*>(grads), 0, 1.0f, grad);
+  const bool is_plain = largest<8>(Fp32{}, reinterpret_cast<const uint32_t*>(gate)) <= kLargestPlainGate;
+  float sum = 0.0f;
+  const auto differentiate = [&](bool plain) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      bool gate_is_clamped = false, up_is_clamped = false;
+      if (has_limit) {
+        gate_is_clamped = gate[i] > limit;
+        up_is_clamped = up[i] > limit || up[i] < -limit;
+        gate[i] = min_or_nan(gate[i], limit);
+        up[i] = max_or_nan(min_or_nan(up[i], limit), -limit);
+      }
+      float sigmoid, silu;
+      sigmoid_and_silu(gate[i], plain, &sigmoid, &silu);
+      const float result = __fmul_rn(silu, up[i]);
+      sum = fmaf(grad[i], result, sum);
+      static_cast<float*>(results)[i] = __fmul_rn(result, weight);
+      const float inner = __fmul_rn(__fmul_rn(grad[i], weight), sigmoid);
+      const float slope = __fmaf_rn(gate[i], __fsub_rn(1.0f, sigmoid), 1.0f);
+      static_cast<float*>(gate_grads)[i] = gate_is_clamped ? 0.0f : __fmul_rn(__fmul_rn(inner, up[i]), slope);
+      static_cast<float*>(up_grads)[i] = up_is_clamped ? 0.0f : __fmul_rn(inner, gate[i]);
+    }
+  };
+  if (is_plain) {
+    differentiate(true);
+  } else {
+    differentiate(false);
+  }
+  *static_cast<float*>(dot) += sum;
+}
+
 // ---- which rows -----------------------------------------------------------------------------------------------------
 
 // Whether a segment holds the row. Segment e starts where the one before it ends, rounded up to `alignment`, and ends
@@ -192,6 +200,18 @@ __device__ __forceinline__ int is_in_segment(const void* ends, int num_segments,
   for (int segment = threadIdx.x % 32; segment < num_segments; segment += 32) {
     const int before = segment == 0 ? 0 : segment_ends[segment - 1];
     found |= row < segment_ends[segment] && row >= divide(before + alignment - 1, alignment) * alignment;
+  }
+  return __any_sync(0xffffffffu, found);
+}
+
+// Whether the row fills up a segment: it lies behind its end, and before the next one starts.
+__device__ __forceinline__ int is_padding(const void* ends, int num_segments, int alignment, int row) {
+  const int32_t* segment_ends = static_cast<const int32_t*>(ends);
+  bool found = false;
+#pragma unroll 1
+  for (int segment = threadIdx.x % 32; segment < num_segments; segment += 32) {
+    const int end = segment_ends[segment];
+    found |= row >= end && row < divide(end + alignment - 1, alignment) * alignment;
   }
   return __any_sync(0xffffffffu, found);
 }

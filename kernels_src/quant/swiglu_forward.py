@@ -143,7 +143,7 @@ def _store_quantised(out, out_sf, values, shape, row, chunk, hidden, options):
     make_scales(1, largest, options[3], MAX_VALUES["e4m3"], options[4], 0, scale, factor)
     column = chunk * shape.channels
     if column < hidden:
-        name = f"tk::scale_to_e4m3<{shape.channels}>"
+        name = f"tk::scale_to_e4m3<tk::Fp32, {shape.channels}>"
         T.call_extern("handle", name, T.address_of(values[0]), factor[0], T.address_of(target[0]))
         store_row(target, out, row, chunk, shape.channels, shape.out_vector)
     # The first lane of each group stores; bytes of a packed word beyond the last group become 0

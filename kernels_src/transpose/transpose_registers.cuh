@@ -52,4 +52,27 @@ __device__ __forceinline__ void transpose_registers_b1(const void* source, void*
   }
 }
 
+// ---- words of 4 bytes
+// ------------------------------------------------------------------------------------------------
+
+// 2 x 2 elements of 2 bytes.
+__device__ __forceinline__ void transpose_word_b2(const void* source, void* target) {
+  const uint32_t* in = static_cast<const uint32_t*>(source);
+  uint32_t* out = static_cast<uint32_t*>(target);
+  out[0] = __byte_perm(in[0], in[1], 0x5410);
+  out[1] = __byte_perm(in[0], in[1], 0x7632);
+}
+
+// 4 x 4 elements of 1 byte.
+__device__ __forceinline__ void transpose_word_b1(const void* source, void* target) {
+  const uint32_t* in = static_cast<const uint32_t*>(source);
+  uint32_t* out = static_cast<uint32_t*>(target);
+  const uint32_t low01 = __byte_perm(in[0], in[1], 0x5140), high01 = __byte_perm(in[0], in[1], 0x7362);
+  const uint32_t low23 = __byte_perm(in[2], in[3], 0x5140), high23 = __byte_perm(in[2], in[3], 0x7362);
+  out[0] = __byte_perm(low01, low23, 0x5410);
+  out[1] = __byte_perm(low01, low23, 0x7632);
+  out[2] = __byte_perm(high01, high23, 0x5410);
+  out[3] = __byte_perm(high01, high23, 0x7632);
+}
+
 }  // namespace tk

@@ -15,7 +15,22 @@ from .errors import ArgumentError, ArgumentTypeError, DeviceError, NotBuiltError
 if TYPE_CHECKING:
     import torch
 
-    from . import config, engram, errors, gemm, layout, mhc, moe, quant, testing, transform, transpose, v1
+    from . import (
+        config,
+        engram,
+        errors,
+        gemm,
+        layout,
+        mhc,
+        modeling,
+        moe,
+        quant,
+        rand,
+        testing,
+        transform,
+        transpose,
+        v1,
+    )
 
 _LAZY_MODULES = (
     "config",
@@ -24,8 +39,10 @@ _LAZY_MODULES = (
     "gemm",
     "layout",
     "mhc",
+    "modeling",
     "moe",
     "quant",
+    "rand",
     "testing",
     "transform",
     "transpose",
@@ -62,9 +79,11 @@ __all__ = [
     "layout",
     "load_pack",
     "mhc",
+    "modeling",
     "moe",
     "preload",
     "quant",
+    "rand",
     "set_amax_clamp_for_quant",
     "set_num_sms",
     "set_pdl",

@@ -100,7 +100,7 @@ def _run_operator(operator: Callable[..., None], check: Callable[..., None], arg
         return operator(*args)
     check(*(None if at in requested else value for at, value in enumerate(args)))
     device = next((value.device for value in args if isinstance(value, torch.Tensor)), None)
-    complete = [make_output(value, device) if at in requested else value for at, value in enumerate(args)]
+    complete = [make_output(value, args, device) if at in requested else value for at, value in enumerate(args)]
     operator(*complete)
     outputs = [complete[at] for at in requested]
     return outputs[0] if len(outputs) == 1 else tuple(outputs)

@@ -305,10 +305,11 @@ extern const int32_t kNumBlobs = 2;
 }  // namespace tk
 
 tk_status tk_demo_topk(const tk_demo_topk_args* given, tk_stream stream) {
-  tk_demo_topk_args args;
-  if (!tk::read_args(given, &args)) return tk::fail_args(tk::topk::kKernel);
-  const tk_tensor* const tensors[] = {args.scores, args.bias, args.out};
-  const tk_scalar scalars[] = {{.f32 = args.scale}};
-  const int32_t axes[] = {args.scoring, args.with_bias};
+  tk_demo_topk_args copy;
+  const tk_demo_topk_args* args = tk::read_args(given, &copy);
+  if (args == nullptr) return tk::fail_args(tk::topk::kKernel);
+  const tk_tensor* const tensors[] = {args->scores, args->bias, args->out};
+  const tk_scalar scalars[] = {{.f32 = args->scale}};
+  const int32_t axes[] = {args->scoring, args->with_bias};
   return tk::call(tk::topk::kKernel, tensors, scalars, axes, stream);
 }

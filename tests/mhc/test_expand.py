@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.mhc.streams import needs_memory, randn
+from tests.mhc.inputs import needs_memory, randn
 from tests.refusals import Refusal
 from tilekernels.mhc import expand_to_mhc_bwd, expand_to_mhc_fwd
 from tilekernels.mhc.expand import expand_to_mhc_bwd_ref

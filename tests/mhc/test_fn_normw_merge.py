@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.mhc.streams import randn
+from tests.mhc.inputs import randn
 from tests.refusals import Refusal
 from tilekernels.mhc import mhc_fn_normw_merge_bwd, mhc_fn_normw_merge_fwd
 from tilekernels.testing import assert_equal

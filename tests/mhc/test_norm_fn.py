@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.mhc.streams import needs_memory, place_at, randn
+from tests.mhc.inputs import needs_memory, place_at, randn
 from tests.refusals import Refusal
 from tilekernels.mhc import (
     mhc_pre_norm_fn_partials,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.mhc.streams import needs_memory, randn
+from tests.mhc.inputs import needs_memory, randn
 from tests.refusals import Refusal
 from tilekernels import mhc
 from tilekernels.mhc import mhc_pre_big_fuse_fwd, mhc_pre_norm_fn_partials

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.mhc.streams import randn
+from tests.mhc.inputs import randn
 from tests.refusals import Refusal
 from tilekernels.mhc import mhc_reduce_partials_and_rmsnorm_bwd, mhc_reduce_partials_and_rmsnorm_fwd
 from tilekernels.testing import assert_equal

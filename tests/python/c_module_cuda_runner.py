@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from tests.csrc.runner import Tensor, make_tensor
@@ -33,6 +34,16 @@ class FakeTensor:
     def __init__(self, dtype: str, *shape: int, device: int = 0, device_type: int = CUDA, data: int = 0x10000) -> None:
         # kept here, as a tensor keeps its own shape: the view that is handed out borrows it
         self.view = make_tensor(dtype, list(shape), None, [device_type, device], data, 0)
+        self.dtype = dtype
+
+    def set_strides(self, strides: Sequence[int]) -> None:
+        self.strides = (ctypes.c_int64 * len(strides))(*strides)  # kept for the view, as the shape is
+        self.view.strides = self.strides
+
+    def __getitem__(self, rows: slice) -> FakeTensor:
+        first = FakeTensor(self.dtype, rows.stop, self.view.shape[1], device=self.view.device_id)
+        first.set_strides(self.strides)
+        return first
 
 
 class FakeParameter(FakeTensor):
@@ -41,6 +52,25 @@ class FakeParameter(FakeTensor):
 
 class Subclass(FakeTensor):
     pass
+
+
+made: list[tuple[Any, ...]] = []
+
+
+def empty_strided(size: tuple[int, ...], stride: tuple[int, ...], *, dtype: str, device: Any) -> FakeTensor:
+    """The allocator's part: notes what it was asked for."""
+    made.append((size, stride, dtype, device.kind, device.index))
+    if dtype == "no memory":
+        raise MemoryError("out of memory")
+    kind = Subclass if dtype == "watched" else FakeTensor
+    tensor = kind("bfloat16" if dtype == "watched" else dtype, *size, device=device.index, data=0x40000)
+    tensor.set_strides(stride)
+    return tensor
+
+
+class FakeDevice:
+    def __init__(self, kind: str, index: int) -> None:
+        self.kind, self.index = kind, index
 
 
 FromObject = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(Tensor))
@@ -91,8 +121,11 @@ def main() -> None:
     unknown = vars(module) | {"tensor": FakeTensor, "parameter": FakeParameter, "capsule": make_capsule(lonely)}
     answers["too new"] = evaluate("set_torch(tensor, parameter, capsule)", unknown)
     module.set_torch(FakeTensor, FakeParameter, make_capsule(newest))
-    module.set_errors(ArgumentError, ArgumentTypeError, NotBuiltError, DeviceError)
+    early = vars(module) | {"Tensor": FakeTensor}
     module.set_fallback(lambda name, arguments: ("fallback", name, len(arguments)))
+    answers["no allocator"] = evaluate("demo_transpose(Tensor('uint8', 3, 5), ('uint8', 0, 5, 3))", early)
+    module.set_allocator(empty_strided, FakeDevice)
+    module.set_errors(ArgumentError, ArgumentTypeError, NotBuiltError, DeviceError)
     unreadable = FakeTensor("bfloat16", 64, 128)
     del unreadable.view
     names = vars(module) | {
@@ -101,12 +134,12 @@ def main() -> None:
         "Subclass": Subclass,
         "unreadable": unreadable,
     }
-    names |= {"CPU": CPU}
+    names |= {"CPU": CPU, "describe": lambda value: (type(value).__name__, list(value.view.shape[: value.view.ndim]))}
     answers |= {name: evaluate(expression, names) for name, expression in json.load(sys.stdin).items()}
     driver = ctypes.CDLL("libcuda.so.1")
     current = ctypes.c_void_p()
     driver.cuCtxGetCurrent(ctypes.byref(current))
-    print(json.dumps({"answers": answers, "streams": streams_asked, "context_left": bool(current)}))
+    print(json.dumps({"answers": answers, "streams": streams_asked, "made": made, "context_left": bool(current)}))
 
 
 if __name__ == "__main__":

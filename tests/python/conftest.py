@@ -55,13 +55,16 @@ class FakeExtension:
     def set_torch(self, *args: Any) -> None:
         self.set_calls["torch"] = args
 
+    def set_allocator(self, *args: Any) -> None:
+        self.set_calls["allocator"] = args
+
     def set_errors(self, *args: Any) -> None:
         self.set_calls["errors"] = args
 
     def set_check_fallback(self, fallback: Callable[[str, tuple[Any, ...]], None]) -> None:
         self.check_fallback = fallback
 
-    def set_fallback(self, fallback: Callable[[str, tuple[Any, ...]], None]) -> None:
+    def set_fallback(self, fallback: Callable[[str, tuple[Any, ...]], Any]) -> None:
         self.fallback = fallback
 
     def kernels(self) -> list[dict[str, Any]]:
@@ -73,8 +76,8 @@ class FakeExtension:
     def preload(self, names: list[str] | None, device: int) -> None:
         self.preloaded.append((names, device))
 
-    def demo_scale(self, *args: Any) -> None:
-        self.fallback("demo.scale", args)
+    def demo_scale(self, *args: Any) -> Any:
+        return self.fallback("demo.scale", args)
 
     def check_demo_scale(self, x: Any, bias: Any, out: Any, *rest: Any) -> None:
         if type(x) not in (torch.Tensor, torch.nn.Parameter) or x.is_meta:

@@ -217,10 +217,40 @@ ON_CUDA = {
     "preload unknown": "preload(['demo.none'], 0)",
     "preload nothing": "preload([], 0)",
 }
+# Outputs that are asked for; on the second device, so that the launches above stay what they are.
+ASKED = {
+    "one": "describe(demo_transpose(Tensor('bfloat16', 64, 128, device=1), ('bfloat16', 0, 128, 64)))",
+    "two": (
+        "[describe(each) for each in demo_cast(Tensor('bfloat16', 3, 64), None, None, 2, ('float8_e4m3fn', 0, 3, 64),"
+        " ('int32', 4, 3, 2), 32, 'nearest', False)]"
+    ),
+    "one of two": (
+        "describe(demo_cast(Tensor('bfloat16', 3, 64), None, None, 2, Tensor('float8_e4m3fn', 3, 64),"
+        " ('int32', 0, 3, 2), 32, 'nearest', False))"
+    ),
+    "empty": "describe(demo_transpose(Tensor('bfloat16', 0, 128), ('bfloat16', 0, 128, 0)))",
+    "wrong size": "demo_transpose(Tensor('bfloat16', 64, 128), ('bfloat16', 0, 127, 64))",
+    "bad input": "demo_transpose(Tensor('float32', 64, 128), ('float32', 0, 128, 64))",
+    "no size": "demo_transpose(Tensor('bfloat16', 64, 128), ('bfloat16', 0))",
+    "negative": "demo_transpose(Tensor('bfloat16', 64, 128), ('bfloat16', 0, -1, 64))",
+    "no number": "demo_transpose(Tensor('bfloat16', 64, 128), ('bfloat16', 0, 'x', 64))",
+    "an input": "demo_transpose(('bfloat16', 0, 64, 128), Tensor('bfloat16', 128, 64))",
+    "out of memory": "demo_transpose(Tensor('bfloat16', 64, 128), ('no memory', 0, 128, 64))",
+    "watched": "describe(demo_transpose(Tensor('bfloat16', 64, 128), ('watched', 0, 128, 64)))",
+}
 
 
 @pytest.fixture(scope="module")
 def on_cuda(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run_on_cuda(tmp_path_factory, ON_CUDA)
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run_on_cuda(tmp_path_factory, ASKED)
+
+
+def run_on_cuda(tmp_path_factory: pytest.TempPathFactory, cases: dict[str, str]) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("driver")
     sources = sorted((ROOT / "tests" / "csrc").glob("fake_*.cpp"))
     library, log = folder / "libcuda.so.1", folder / "log"
@@ -228,7 +258,7 @@ def on_cuda(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         ["g++", "-std=c++17", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", *sources, "-o", library], check=True
     )
     environment = {"LD_LIBRARY_PATH": str(folder), "FAKE_CUDA_LOG": str(log), "FAKE_CUDA_DEVICES": "9.0,8.0"}
-    result: dict[str, Any] = run_module("c_module_cuda_runner", ON_CUDA, environment)
+    result: dict[str, Any] = run_module("c_module_cuda_runner", cases, environment)
     records = [json.loads(line) for line in log.read_text().splitlines()]
     return result | {"launches": [record for record in records if record["call"] == "cuLaunchKernelEx"]}
 
@@ -298,3 +328,73 @@ def test_devices_with_what_serves_them(on_cuda: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", ["preload", "preload nothing"])
 def test_preload(on_cuda: dict[str, Any], name: str) -> None:
     assert on_cuda["answers"][name] == [None, "None"]
+
+
+# ---- outputs that are asked for --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "result"),
+    [
+        ("one", "('FakeTensor', [128, 64])"),
+        ("two", "[('FakeTensor', [3, 64]), ('FakeTensor', [3, 2])]"),
+        ("one of two", "('FakeTensor', [3, 2])"),
+        ("empty", "('FakeTensor', [128, 0])"),
+        ("watched", "('Subclass', [128, 64])"),  # by the fallback, with the tensor that torch made
+    ],
+)
+def test_asked_for_and_returned(asked: dict[str, Any], name: str, result: str) -> None:
+    assert asked["answers"][name] == [None, result]
+
+
+def test_what_is_asked_of_the_allocator(asked: dict[str, Any]) -> None:
+    assert asked["made"][:5] == [
+        [[128, 64], [64, 1], "bfloat16", "cuda", 1],
+        [[3, 64], [64, 1], "float8_e4m3fn", "cuda", 0],
+        [[4, 2], [1, 4], "int32", "cuda", 0],
+        [[3, 2], [2, 1], "int32", "cuda", 0],
+        [[128, 0], [1, 1], "bfloat16", "cuda", 0],
+    ]
+
+
+def test_what_is_launched_with_them(asked: dict[str, Any]) -> None:
+    assert [(launch["name"], launch["device"]) for launch in asked["launches"]] == [
+        ("tk_demo_transpose__b2_aligned", 1),
+        ("tk_demo_cast__e4m3_npc32_nearest_no_transposed", 0),
+        ("tk_demo_cast__e4m3_npc32_nearest_no_transposed", 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "text"),
+    [
+        ("wrong size", "ArgumentError", r"demo.transpose: out must have shape .* = \(128, 64\), got \(127, 64\)"),
+        ("bad input", "ArgumentTypeError", r"demo.transpose: x must have elements of 1 or 2 bytes, got float32 of 4"),
+        (
+            "no size",
+            "ArgumentError",
+            r"demo.transpose: out must be a tensor or \(dtype, alignment, \*sizes\), got \('bf",
+        ),
+        (
+            "negative",
+            "ArgumentError",
+            r"demo.transpose: out must be a tensor or \(dtype, alignment, \*sizes\), got \('bf",
+        ),
+        (
+            "no number",
+            "ArgumentError",
+            r"demo.transpose: out must be a tensor or \(dtype, alignment, \*sizes\), got \('bf",
+        ),
+        ("an input", "ArgumentTypeError", r"demo.transpose: x must be a tensor, got tuple"),
+        ("out of memory", "MemoryError", r"out of memory"),
+        ("no allocator", "RuntimeError", r"demo.transpose: set_torch, set_allocator and set_fallback must be called"),
+    ],
+)
+def test_asked_for_and_refused(asked: dict[str, Any], name: str, kind: str, text: str) -> None:
+    got_kind, got_text = asked["answers"][name]
+    assert got_kind == kind
+    assert re.match(text, got_text), got_text
+
+
+def test_nothing_is_made_for_a_bad_input(asked: dict[str, Any]) -> None:
+    assert [size for size, *_ in asked["made"][5:]] == [[127, 64], [128, 64], [128, 64]]

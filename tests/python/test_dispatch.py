@@ -16,9 +16,9 @@ class NamedTensor(torch.Tensor):
     """A subclass with no behaviour of its own, as frameworks define to hang attributes on."""
 
 
-@pytest.fixture
-def call(demo_scale: _dispatch.Launch) -> Any:
-    """A public operator over demo.scale: check, allocate, launch."""
+@pytest.fixture(params=["made here", "asked for"])
+def call(demo_scale: _dispatch.Launch, request: pytest.FixtureRequest) -> Any:
+    """A public operator over demo.scale: check, allocate, launch; or all three by one call."""
 
     def scale(x: torch.Tensor, factor: float, mode: str = "once", bias: torch.Tensor | None = None) -> torch.Tensor:
         demo_scale.check(x, bias, None, factor, 1, mode, 1)
@@ -26,7 +26,13 @@ def call(demo_scale: _dispatch.Launch) -> Any:
         demo_scale(x, bias, out, factor, 1, mode, 1)
         return out
 
-    return scale
+    def scale_into_new(
+        x: torch.Tensor, factor: float, mode: str = "once", bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        out: torch.Tensor = demo_scale(x, bias, (torch.float32, 0, *x.shape), factor, 1, mode, 1)
+        return out
+
+    return scale if request.param == "made here" else scale_into_new
 
 
 # ---- eager -----------------------------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.quant.cast_cases import assert_same_sf
+from tests.quant.swiglu_cases import GATES, filled_matrix, segments, token_alignment
 from tests.refusals import Refusal
-from tilekernels import config
-from tilekernels.layout import SfLayout, align
+from tilekernels.layout import SfLayout
 from tilekernels.quant import per_token_cast, swiglu_forward, swiglu_forward_and_per_token_cast
 from tilekernels.quant.swiglu_forward import swiglu_forward_and_per_token_cast_ref, swiglu_forward_ref
 from tilekernels.testing import assert_equal, check_bias
@@ -37,16 +37,6 @@ LARGE = [pytest.param((8001, hidden), marks=pytest.mark.gpu) for hidden in (384,
 
 def make_x(num_tokens: int, hidden: int, dtype: torch.dtype, device: str) -> torch.Tensor:
     return torch.randn((num_tokens, 2 * hidden), device=device).to(dtype)
-
-
-def segments(counts: list[int], alignment: int, device: str) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """(ends of the experts' rows, which rows belong to an expert, rows of the buffer)."""
-    ends, valid = [], []
-    for count in counts:
-        ends.append(len(valid) + count)
-        valid += [True] * count + [False] * (align(count, alignment) - count)
-    psum = torch.tensor(ends, dtype=torch.int32, device=device)
-    return psum, torch.tensor(valid, dtype=torch.bool, device=device), len(valid)
 
 
 # ---- values ----------------------------------------------------------------------------------------------------------
@@ -95,11 +85,6 @@ def test_values_are_close_to_float64(device: str) -> None:
     # exp, addition, division and multiplication: one unit in the last place each, and a half
     assert torch.all((swiglu_forward(x, "fp32") - expected).abs() <= 4 * 2.0**-23 * expected.abs() + 1e-44)
     check_bias(swiglu_forward(x, "bf16"), expected)
-
-
-# Ends of the range of exp, of the division and of fp32; zeros of both signs; what saturates
-GATES = [0.0, -0.0, 1e-45, -1e-45, 1e-38, -1e-38, 1e-20, 0.5, -0.5, 17.0, -17.0, 86.9, -86.9, 87.1, -87.1, 88.5, -88.5]
-GATES += [88.73, -88.73, 100.0, -100.0, 104.0, -104.0, 3e38, -3e38, float("inf"), float("-inf"), float("nan")]
 
 
 @pytest.mark.parametrize("fmt", ["bf16", "fp32"])
@@ -165,10 +150,6 @@ def test_weights_and_clamp(device: str, dtype: torch.dtype, clamp_value: float |
     assert_equal(sf, expected[1])
 
 
-def fill_with(tensor: torch.Tensor, byte: int) -> None:
-    tensor.untyped_storage().fill_(byte)
-
-
 @pytest.mark.parametrize("alignment", [1, 8, 128, 100])
 @pytest.mark.parametrize("counts", [[5, 0, 130, 1], [0, 0], [7] * 70, [0, 300]], ids=["few", "none", "many", "one"])
 @every_input
@@ -176,24 +157,20 @@ def fill_with(tensor: torch.Tensor, byte: int) -> None:
 def test_rows_of_no_expert_are_left_alone(
     device: str, dtype: torch.dtype, counts: list[int], alignment: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    psum, valid, num_rows = segments(counts, alignment, device)
-    num_rows += 3  # behind the last segment
-    valid = torch.nn.functional.pad(valid, (0, 3))
+    psum, valid = segments(counts, alignment, device)
+    valid = torch.nn.functional.pad(valid, (0, 3))  # behind the last segment
+    num_rows = valid.numel()
     x = make_x(num_rows, 128, dtype, device)
     x[~valid] = float("nan")
     options: dict[str, Any] = {"psum_num_tokens_per_expert": psum, "topk_weights": torch.rand(num_rows, device=device)}
     count = torch.tensor([1, 10, 100, 1000], device=device)
     expected_count = count.clone()
-    original = config.get_token_alignment()
-    config.set_token_alignment(alignment)
-    try:
-        monkeypatch.setattr(OPERATOR_FILE, "empty_matrix", filled_matrix)
+    monkeypatch.setattr(OPERATOR_FILE, "empty_matrix", filled_matrix)
+    with token_alignment(alignment):
         out = swiglu_forward(x, "bf16", **options, clamp_value=0.5, clamped_count=count)
         expected = swiglu_forward_ref(x, "bf16", **options, clamp_value=0.5, clamped_count=expected_count)
         data, sf = swiglu_forward_and_per_token_cast(x, "e4m3", 32, **options)
         expected_data, expected_sf = swiglu_forward_and_per_token_cast_ref(x, "e4m3", 32, **options)
-    finally:
-        config.set_token_alignment(original)
     assert_equal(count, expected_count)
     assert count[3] == 1000 + int(valid.sum()) * 128
     assert_equal(out[valid], expected[valid])
@@ -201,11 +178,6 @@ def test_rows_of_no_expert_are_left_alone(
     assert_equal(data.view(torch.uint8)[valid], expected_data.view(torch.uint8)[valid])
     assert torch.all(data.view(torch.uint8)[~valid] == 0x5A)
     assert_equal(sf[valid], expected_sf[valid])
-
-
-def filled_matrix(num_rows: int, num_cols: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    raw = torch.full((num_rows, num_cols * dtype.itemsize), 0x5A, dtype=torch.uint8, device=device)
-    return raw.view(dtype)
 
 
 @pytest.mark.parametrize("clamp_value", [0.0, 0.5, 0.3, 10.0, float("inf")])

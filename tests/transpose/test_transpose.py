@@ -130,6 +130,22 @@ def test_gpu(case: Case) -> None:
     check_case(case, "cuda")
 
 
+# Sizes and addresses that are multiples of 4 bytes but not of 16, and next to them some that are not
+WORD_CASES = [
+    Case(batch, num_rows, num_cols, dtype, row_gap, 4 * (batch or 0), offset)
+    for batch in (None, 3)
+    for dtype in (torch.float8_e4m3fn, torch.bfloat16, torch.float32)
+    for num_rows, num_cols in ((4, 4), (100, 300), (132, 68), (252, 1004), (130, 66), (129, 128))
+    for row_gap, offset in ((0, 0), (4, 4), (2, 0), (0, 2), (1, 4))
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", WORD_CASES, ids=lambda case: case.id)
+def test_words_on_gpu(case: Case) -> None:
+    check_case(case, "cuda")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bfloat16], ids=name_of)
 @pytest.mark.parametrize("hidden", generate_hidden_sizes())

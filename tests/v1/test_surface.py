@@ -44,11 +44,6 @@ MISSING: dict[str, tuple[str, ...]] = {
     "torch.per_channel_cast_fused": ("*",),
     "torch.swiglu": ("*",),
     #
-    "engram": ("*",),
-    "torch.engram": ("*",),
-    "modeling.engram": ("*",),
-    "modeling.engram.engram_gate": ("*",),
-    #
     "torch.mhc": ("*",),
     "modeling.mhc": ("*",),
     "modeling.mhc.functional": ("*",),

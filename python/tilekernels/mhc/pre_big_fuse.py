@@ -11,7 +11,10 @@ from ..errors import check_int
 from ..testing.cases import BenchCase
 from ._axes import num_streams
 from ._splits import choose_num_splits
-from .reduce_partials_and_rmsnorm import check_num_splits, sum_parts
+from .pre_apply_mix import mhc_pre_apply_mix_fwd_ref
+from .pre_split_mixes import mhc_pre_split_mixes_fwd_ref
+from .reduce_partials_and_rmsnorm import check_num_splits, mhc_reduce_partials_and_rmsnorm_fwd_ref
+from .sinkhorn import mhc_sinkhorn_fwd_ref
 
 _NAME = "mhc.mhc_pre_big_fuse_fwd"
 
@@ -77,23 +80,19 @@ def mhc_pre_big_fuse_fwd_ref(
     mhc_post_mult_value: float,
     sinkhorn_repeat: int,
 ) -> None:
-    """`mhc_pre_big_fuse_fwd` in plain torch."""
+    """`mhc_pre_big_fuse_fwd` in plain torch: the references of the four operators."""
     num_tokens, streams, hidden = residual.shape
-    factor = torch.rsqrt(sum_parts(gemm_out_sqrsum) / (streams * hidden) + rms_eps)
-    mixes = sum_parts(gemm_out_mul) * factor[:, None]
-    pre, post, comb = mixes.split((streams, streams, streams * streams), dim=1)
-    pre_base, post_base, comb_base = mhc_base.split((streams, streams, streams * streams))
-    pre = torch.sigmoid(pre * mhc_scale[0] + pre_base) + mhc_pre_eps
-    post_mix.copy_(torch.sigmoid(post * mhc_scale[1] + post_base) * mhc_post_mult_value)
-    matrix = (comb * mhc_scale[2] + comb_base).view(num_tokens, streams, streams)
-    matrix = matrix.softmax(dim=-1) + mhc_sinkhorn_eps
-    for step in range(2 * sinkhorn_repeat - 1):
-        matrix = matrix / (matrix.sum(dim=-2 if step % 2 == 0 else -1, keepdim=True) + mhc_sinkhorn_eps)
-    comb_mix.copy_(matrix.flatten(1))
-    total = torch.zeros(layer_input.shape, dtype=torch.float32, device=residual.device)
-    for stream in range(streams):
-        total = total + pre[:, stream, None] * residual[:, stream].float()
-    layer_input.copy_(total)
+    num_mixes = streams * (streams + 2)
+    out_mul, sqrsum = gemm_out_mul.new_empty((num_tokens, 1, num_mixes)), gemm_out_mul.new_empty((num_tokens, 1))
+    mixes = gemm_out_mul.new_empty((num_tokens, num_mixes))
+    parts = gemm_out_mul.unsqueeze(2), gemm_out_sqrsum.unsqueeze(2)
+    mhc_reduce_partials_and_rmsnorm_fwd_ref(*parts, out_mul, sqrsum, mixes, streams * hidden, rms_eps)
+    pre_mix = torch.empty_like(post_mix)
+    constants = mhc_post_mult_value, mhc_pre_eps
+    mhc_pre_split_mixes_fwd_ref(mixes, mhc_scale, mhc_base, pre_mix, post_mix, comb_mix, *constants)
+    matrices = comb_mix.view(num_tokens, streams, streams)
+    mhc_sinkhorn_fwd_ref(matrices, matrices, sinkhorn_repeat, mhc_sinkhorn_eps)
+    mhc_pre_apply_mix_fwd_ref(residual, pre_mix, layer_input)
 
 
 def _mhc_pre_big_fuse_fwd_cpu(*args: Any) -> None:

@@ -3,6 +3,7 @@
 from .aux_fi import aux_fi as aux_fi
 from .expand_to_fused import expand_to_fused as expand_to_fused
 from .expand_to_fused import expand_to_fused_with_sf as expand_to_fused_with_sf
+from .fused_topk_gating import fused_topk_gating as fused_topk_gating
 from .get_fused_mapping import get_fused_mapping as get_fused_mapping
 from .group_count import group_count as group_count
 from .inplace_unique_group_indices import inplace_unique_group_indices as inplace_unique_group_indices

@@ -7,10 +7,12 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from ..errors import argument_error, check_int, shape_of
+from .._outputs import size_of
+from ..errors import ArgumentError, argument_error, check_int, shape_of
 from ..testing.cases import BenchCase
 
 MAX_TOPK = 32  # a warp holds one selected expert per lane
+_NUM_TOKENS = size_of(0, 0)
 
 
 def topk_gate(scores: torch.Tensor, num_topk: int) -> torch.Tensor:
@@ -19,11 +21,16 @@ def topk_gate(scores: torch.Tensor, num_topk: int) -> torch.Tensor:
     scores: (num_tokens, num_experts) fp32, dense. num_topk: 1 to 32, at most num_experts.
     Returns int64 (num_tokens, num_topk). The indices of a row are distinct whatever its scores; NaN ranks below -inf.
     """
-    num_tokens, num_experts = shape_of("moe.topk_gate", "scores", scores, 2)
-    check_int("moe.topk_gate", "num_topk", num_topk, 1, MAX_TOPK)
-    if num_topk > num_experts:
-        raise argument_error("moe.topk_gate", "num_topk", f"be at most the number of experts {num_experts}", num_topk)
-    return _topk_gate(scores, (torch.int64, 0, num_tokens, num_topk))
+    if type(num_topk) is not int or not 0 < num_topk <= MAX_TOPK:
+        check_int("moe.topk_gate", "num_topk", num_topk, 1, MAX_TOPK)
+    try:
+        return _topk_gate(scores, (torch.int64, 0, _NUM_TOKENS, num_topk))
+    except ArgumentError:
+        _, num_experts = shape_of("moe.topk_gate", "scores", scores, 2)
+        if num_topk > num_experts:
+            requirement = f"be at most the number of experts {num_experts}"
+            raise argument_error("moe.topk_gate", "num_topk", requirement, num_topk) from None
+        raise
 
 
 def topk_gate_ref(scores: torch.Tensor, num_topk: int) -> torch.Tensor:

@@ -2,8 +2,12 @@
 
 from ._formats import unpack_from_e2m1fn_x2 as unpack_from_e2m1fn_x2
 from ._reference import QuantTensor as QuantTensor
+from .batched_transpose_weight_sf import batched_transpose_weight_sf as batched_transpose_weight_sf
+from .cast import cast as cast
 from .cast_back import cast_back as cast_back
 from .cast_back import per_token_cast_back as per_token_cast_back
+from .norm_forward import norm_forward as norm_forward
+from .norm_forward import norm_forward_and_per_token_cast as norm_forward_and_per_token_cast
 from .per_block_cast import per_block_cast as per_block_cast
 from .per_block_cast import per_block_cast_with_precomputed_sf as per_block_cast_with_precomputed_sf
 from .per_block_cast import per_block_cast_with_sf_only as per_block_cast_with_sf_only
@@ -14,8 +18,11 @@ from .per_channel_cast_and_transpose import per_channel_cast_and_transpose as pe
 from .per_token_cast import per_token_cast as per_token_cast
 from .per_token_cast import per_token_cast_with_precomputed_sf as per_token_cast_with_precomputed_sf
 from .per_token_cast import per_token_cast_with_sf_only as per_token_cast_with_sf_only
+from .per_token_cast_and_cast_back import per_token_cast_and_cast_back as per_token_cast_and_cast_back
+from .swiglu_backward import swiglu_backward as swiglu_backward
+from .swiglu_backward import swiglu_backward_and_per_token_cast as swiglu_backward_and_per_token_cast
+from .swiglu_forward import swiglu_forward as swiglu_forward
+from .swiglu_forward import swiglu_forward_and_per_token_cast as swiglu_forward_and_per_token_cast
 from .swiglu_forward_and_per_channel_cast_and_transpose import (
     swiglu_forward_and_per_channel_cast_and_transpose as swiglu_forward_and_per_channel_cast_and_transpose,
 )
-from .swiglu_forward import swiglu_forward as swiglu_forward
-from .swiglu_forward import swiglu_forward_and_per_token_cast as swiglu_forward_and_per_token_cast

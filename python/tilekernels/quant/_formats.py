@@ -107,7 +107,9 @@ def encode_e5m6(values: torch.Tensor) -> torch.Tensor:
 
 def decode_e5m6(data: torch.Tensor) -> torch.Tensor:
     """uint8 (..., 3 H / 2) to fp32 (..., H)."""
-    words = data.contiguous().view(torch.int32).long().unflatten(-1, (-1, 3)) & 0xFFFFFFFF
+    # Cloned: a view may start between two words
+    words = data.clone(memory_format=torch.contiguous_format).view(torch.int32).long()
+    words = words.unflatten(-1, (-1, 3)) & 0xFFFFFFFF
     w0, w1, w2 = words.unbind(-1)
     codes = torch.stack(
         (

@@ -114,6 +114,15 @@ def rows_of_experts(routing: Routing, num_tokens: int, alignment: int) -> torch.
     return valid
 
 
+def rows_of_padding(routing: Routing, num_tokens: int, alignment: int) -> torch.Tensor | None:
+    """Which rows lie between the end of an expert and the start of the next: bool (num_tokens,), None for no row."""
+    if routing.psum is None:
+        return None
+    ends = routing.psum.long()
+    row = torch.arange(num_tokens, device=ends.device).unsqueeze(1)
+    return ((row >= ends) & (row < (ends + alignment - 1) // alignment * alignment)).any(dim=1)
+
+
 def clamp_halves(x: torch.Tensor, limit: float | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Gates and values in fp32, clamped."""
     gate, up = x.float().chunk(2, dim=-1)

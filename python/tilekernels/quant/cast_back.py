@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from .._outputs import empty_matrix
 from ..errors import argument_error
 from ..layout import SfLayout, ceildiv
 from ..testing.cases import BenchCase
@@ -65,9 +64,7 @@ def _cast_back_of(
         raise argument_error(operator, "fmt", "be 'bf16' or 'fp32'", repr(fmt))
     data, sf, num_tokens, hidden = checks.sizes_of_quantised(operator, x, x_block_size, x_special_fmt)
     block_rows, block_cols = x_block_size
-    _kernel.check(data, sf, None, block_rows, block_cols)
-    out = empty_matrix(num_tokens, hidden, dtype, data.device)
-    _kernel(data, sf, out, block_rows, block_cols)
+    out: torch.Tensor = _kernel(data, sf, (dtype, 0, num_tokens, hidden), block_rows, block_cols)
     return out
 
 

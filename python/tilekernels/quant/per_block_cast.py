@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from .._outputs import empty_matrix, empty_sf
 from ..errors import ArgumentError, ArgumentTypeError
 from ..layout import SfLayout, ceildiv
 from ..testing.cases import BenchCase
@@ -47,19 +46,26 @@ def per_block_cast(
     scalars = (amax_clamps[settings.clamp_key], settings.rounded, block_rows, block_cols)
     if data is None or sf is None:
         num_tokens, hidden = checks.sizes_of(x, settings)
+    asked_data = asked_sf = None
+    if data is None:
+        asked_data = (settings.out_dtype, 0, num_tokens, hidden * settings.bits // 8)
+    if sf is None:
+        rows, columns = ceildiv(num_tokens, block_rows), ceildiv(hidden, settings.sf_span)
+        asked_sf = (settings.sf_dtype, settings.sf_alignment, rows, columns)
     try:
-        if data is None or sf is None:
-            _per_block_cast.check(x, data, sf, *scalars)
-            if data is None:
-                data = empty_matrix(num_tokens, hidden * settings.bits // 8, settings.out_dtype, x.device)
-            if sf is None:
-                rows, columns = ceildiv(num_tokens, block_rows), ceildiv(hidden, settings.sf_span)
-                sf = empty_sf(rows, columns, settings.sf_dtype, settings.sf_alignment, x.device)
-        _per_block_cast(x, data, sf, *scalars)
+        made = _per_block_cast(x, asked_data or data, asked_sf or sf, *scalars)
     except (ArgumentError, ArgumentTypeError):
         num_tokens, hidden = checks.sizes_of(x, settings)
         checks.check_sf_shape(CAST, "out_sf", sf, ceildiv(num_tokens, block_rows), ceildiv(hidden, settings.sf_span))
         raise
+    if asked_data and asked_sf:
+        data, sf = made
+    elif asked_data:
+        data = made
+    elif asked_sf:
+        sf = made
+    assert data is not None
+    assert sf is not None
     return data, sf
 
 
@@ -85,15 +91,17 @@ def per_block_cast_with_sf_only(
         checks.check_out_sf(out_sf, settings)
     try:
         if out_sf is None:
-            _per_block_cast_with_sf_only.check(x, None, *scalars)
             rows, columns = ceildiv(num_tokens, block_rows), ceildiv(hidden, settings.sf_span)
-            out_sf = empty_sf(rows, columns, settings.sf_dtype, settings.sf_alignment, x.device)
-        _per_block_cast_with_sf_only(x, out_sf, *scalars)
+            asked = (settings.sf_dtype, settings.sf_alignment, rows, columns)
+            out_sf = _per_block_cast_with_sf_only(x, asked, *scalars)
+        else:
+            _per_block_cast_with_sf_only(x, out_sf, *scalars)
     except (ArgumentError, ArgumentTypeError):
         num_tokens, hidden = checks.sizes_of(x, settings)
         rows, columns = ceildiv(num_tokens, block_rows), ceildiv(hidden, settings.sf_span)
         checks.check_sf_shape(SF_ONLY, "out_sf", out_sf, rows, columns)
         raise
+    assert out_sf is not None
     return out_sf
 
 
@@ -123,13 +131,15 @@ def per_block_cast_with_precomputed_sf(
         checks.check_out(out, settings)
     try:
         if out is None:
-            _per_block_cast_with_precomputed_sf.check(x, sf, None, block_rows, block_cols)
-            out = empty_matrix(num_tokens, hidden * settings.bits // 8, settings.out_dtype, x.device)
-        _per_block_cast_with_precomputed_sf(x, sf, out, block_rows, block_cols)
+            asked = (settings.out_dtype, 0, num_tokens, hidden * settings.bits // 8)
+            out = _per_block_cast_with_precomputed_sf(x, sf, asked, block_rows, block_cols)
+        else:
+            _per_block_cast_with_precomputed_sf(x, sf, out, block_rows, block_cols)
     except (ArgumentError, ArgumentTypeError):
         num_tokens, hidden = checks.sizes_of(x, settings)
         checks.check_sf_shape(PRECOMPUTED, "sf", sf, ceildiv(num_tokens, block_rows), ceildiv(hidden, block_cols))
         raise
+    assert out is not None
     return out
 
 

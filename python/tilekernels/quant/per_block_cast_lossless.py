@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from .._outputs import empty_matrix, empty_sf
 from ..errors import argument_error
 from ..layout import TMA_ALIGNMENT, SfLayout, ceildiv
 from ..testing.cases import BenchCase
@@ -47,14 +46,12 @@ def per_block_cast_lossless(
     if fmt != E4M3.name:
         raise argument_error(LOSSLESS, "fmt", "be 'e4m3'", repr(fmt))
     data, x_sf, num_tokens, hidden = checks.sizes_of_lossless(LOSSLESS, x, x_block_size, out_block_size, layout)
-    sizes = (*x_block_size, *out_block_size)
-    _kernel.check(data, x_sf, None, None, *sizes)
-    out = empty_matrix(num_tokens, hidden, E4M3.dtype, data.device)
     rows, columns = ceildiv(num_tokens, out_block_size[0]), ceildiv(hidden, out_block_size[1])
     alignment = TMA_ALIGNMENT // layout.itemsize if layout.col_major else 0
-    out_sf = empty_sf(rows, layout.columns(columns), SF_DTYPES[layout.dtype], alignment, data.device)
-    _kernel(data, x_sf, out, out_sf, *sizes)
-    return out, out_sf
+    out = (E4M3.dtype, 0, num_tokens, hidden)
+    out_sf = (SF_DTYPES[layout.dtype], alignment, rows, layout.columns(columns))
+    made: QuantTensor = _kernel(data, x_sf, out, out_sf, *x_block_size, *out_block_size)
+    return made
 
 
 def per_block_cast_lossless_ref(

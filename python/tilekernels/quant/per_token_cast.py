@@ -50,33 +50,34 @@ def per_token_cast(
     ))
     # fmt: on
     data, sf = (None, None) if out is None else checks.given_outputs(out, settings)
+    ask_data, ask_sf = settings.asked_data, settings.asked_sf
+    x_sf, x_block_rows, x_block_cols = None, 1, 1
     if isinstance(x, tuple):
         x, x_sf, num_tokens, hidden = checks.sizes_of_pair(x, x_block_size, settings)
         x_block_rows, x_block_cols = x_block_size  # type: ignore[misc]  # sizes_of_pair has refused None
-    else:
-        if x_block_size is not None:
-            raise checks.refused_block_size(CAST, x_block_size)
-        x_sf, x_block_rows, x_block_cols = None, 1, 1
-        if data is None or sf is None or not settings.group:
-            num_tokens, hidden = checks.sizes_of(x, settings)
+        ask_data = (settings.out_dtype, 0, num_tokens, hidden * settings.bits // 8)
+        ask_sf = (settings.sf_dtype, settings.sf_alignment, num_tokens, ceildiv(hidden, settings.sf_span))
+    elif x_block_size is not None:
+        raise checks.refused_block_size(CAST, x_block_size)
+    elif not settings.group:
+        checks.sizes_of(x, settings)  # a scale for each row: as many channels as num_per_channels says
 
     clamp_min = settings.fixed_clamp or amax_clamps[settings.clamp_key]
-    scalars = (x_block_rows, x_block_cols, clamp_min, settings.rounded, settings.group, settings.stochastic)
-    asked_data = asked_sf = None
-    if data is None:
-        asked_data = (settings.out_dtype, 0, num_tokens, hidden * settings.bits // 8)
-    if sf is None:
-        asked_sf = (settings.sf_dtype, settings.sf_alignment, num_tokens, ceildiv(hidden, settings.sf_span))
     try:
-        made = _per_token_cast(x, x_sf, asked_data or data, asked_sf or sf, *scalars)
+        # fmt: off
+        made = _per_token_cast(
+            x, x_sf, ask_data if data is None else data, ask_sf if sf is None else sf,
+            x_block_rows, x_block_cols, clamp_min, settings.rounded, settings.group, settings.stochastic,
+        )
+        # fmt: on
     except (ArgumentError, ArgumentTypeError):
         if x_sf is None:
             num_tokens, hidden = checks.sizes_of(x, settings)
         checks.check_sf_shape(CAST, "out_sf", sf, num_tokens, ceildiv(hidden, settings.sf_span))
         raise
-    if asked_data and asked_sf:
+    if out is None:
         return made
-    return (made if asked_data else data), (made if asked_sf else sf)
+    return (made if data is None else data), (made if sf is None else sf)
 
 
 def per_token_cast_with_sf_only(
@@ -101,14 +102,11 @@ def per_token_cast_with_sf_only(
     ))
     # fmt: on
     scalars = (settings.max_value, amax_clamps[settings.clamp_key], settings.rounded, settings.group)
-    if out_sf is None:
-        num_tokens, hidden = checks.sizes_of(x, settings)
-    elif settings.sf_alignment or getattr(out_sf, "dtype", None) is not settings.sf_dtype:
+    if out_sf is not None and (settings.sf_alignment or getattr(out_sf, "dtype", None) is not settings.sf_dtype):
         checks.check_out_sf(out_sf, settings)
     try:
         if out_sf is None:
-            asked = (settings.sf_dtype, settings.sf_alignment, num_tokens, ceildiv(hidden, settings.sf_span))
-            return _per_token_cast_with_sf_only(x, asked, *scalars)
+            return _per_token_cast_with_sf_only(x, settings.asked_sf, *scalars)
         _per_token_cast_with_sf_only(x, out_sf, *scalars)
     except (ArgumentError, ArgumentTypeError):
         num_tokens, hidden = checks.sizes_of(x, settings)
@@ -138,16 +136,13 @@ def per_token_cast_with_precomputed_sf(
         flag = "use_packed_ue8m0" if use_packed_ue8m0 else "use_tma_aligned_col_major_sf"
         raise checks.refused_flag(PRECOMPUTED, flag, "where the scales are given")
     settings = find_settings((PRECOMPUTED, fmt, num_per_channels, False, round_sf, False, use_e4m3_sf, False))
-    if out is None:
-        num_tokens, hidden = checks.sizes_of(x, settings)
-    elif getattr(out, "dtype", None) is not settings.out_dtype:
+    if out is not None and getattr(out, "dtype", None) is not settings.out_dtype:
         checks.check_out(out, settings)
     if getattr(sf, "dtype", None) is not settings.sf_dtype:
         checks.check_given_sf(sf, settings)
     try:
         if out is None:
-            asked = (settings.out_dtype, 0, num_tokens, hidden * settings.bits // 8)
-            return _per_token_cast_with_precomputed_sf(x, sf, asked, settings.group)
+            return _per_token_cast_with_precomputed_sf(x, sf, settings.asked_data, settings.group)
         _per_token_cast_with_precomputed_sf(x, sf, out, settings.group)
     except (ArgumentError, ArgumentTypeError):
         num_tokens, hidden = checks.sizes_of(x, settings)

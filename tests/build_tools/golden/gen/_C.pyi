@@ -1,11 +1,13 @@
 # The compiled module: made by build_tools/codegen.py, do not edit.
-# Arguments are positional; what a kernel takes is described in include/tilekernels/ops.h.
+# Arguments are positional; what a kernel takes is described in include/tilekernels/ops.h. An output may be asked for by
+# (dtype, alignment, *sizes): those that were are returned, one by itself, several as a tuple.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from torch import Tensor
 
 def set_torch(tensor_type: type, parameter_type: type, exchange_api: object) -> None: ...
+def set_allocator(empty_strided: Callable[..., Tensor], device_type: type) -> None: ...
 def set_errors(
     argument_error: type[Exception],
     argument_type_error: type[Exception],
@@ -33,13 +35,13 @@ def demo_cast(
     bias: Tensor | None,
     row_map: Tensor | None,
     clamp_min: float,
-    out: Tensor,
-    out_sf: Tensor,
+    out: Tensor | tuple[Any, ...],
+    out_sf: Tensor | tuple[Any, ...],
     num_per_channels: Literal[32, 128],
     rounding: Literal["nearest", "up"],
     transposed: bool,
     /,
-) -> None: ...
+) -> Any: ...
 def check_demo_cast(
     x: Tensor,
     bias: Tensor | None,
@@ -57,10 +59,10 @@ def check_demo_cast(
 def demo_rank(
     scores: Tensor,
     num_sms: int,
-    workspace: Tensor,
-    out: Tensor,
+    workspace: Tensor | tuple[Any, ...],
+    out: Tensor | tuple[Any, ...],
     /,
-) -> None: ...
+) -> Any: ...
 def check_demo_rank(
     scores: Tensor,
     num_sms: int,
@@ -72,9 +74,9 @@ def check_demo_rank(
 # Write the transpose of x to out.
 def demo_transpose(
     x: Tensor,
-    out: Tensor,
+    out: Tensor | tuple[Any, ...],
     /,
-) -> None: ...
+) -> Any: ...
 def check_demo_transpose(
     x: Tensor,
     out: Tensor | None,

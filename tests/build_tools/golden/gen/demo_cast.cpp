@@ -272,10 +272,11 @@ const KernelDesc k_demo_cast = {
 }  // namespace tk
 
 tk_status tk_demo_cast(const tk_demo_cast_args* given, tk_stream stream) {
-  tk_demo_cast_args args;
-  if (!tk::read_args(given, &args)) return tk::fail_args(tk::k_demo_cast);
-  const tk_tensor* const tensors[] = {args.x, args.bias, args.row_map, args.out, args.out_sf};
-  const tk_scalar scalars[] = {{.f32 = args.clamp_min}};
-  const int32_t axes[] = {static_cast<int32_t>(args.num_per_channels), static_cast<int32_t>(args.rounding), static_cast<int32_t>(args.transposed)};
+  tk_demo_cast_args copy;
+  const tk_demo_cast_args* args = tk::read_args(given, &copy);
+  if (args == nullptr) return tk::fail_args(tk::k_demo_cast);
+  const tk_tensor* const tensors[] = {args->x, args->bias, args->row_map, args->out, args->out_sf};
+  const tk_scalar scalars[] = {{.f32 = args->clamp_min}};
+  const int32_t axes[] = {static_cast<int32_t>(args->num_per_channels), static_cast<int32_t>(args->rounding), static_cast<int32_t>(args->transposed)};
   return tk::call(tk::k_demo_cast, tensors, scalars, axes, stream);
 }

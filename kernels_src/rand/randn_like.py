@@ -1,0 +1,63 @@
+"""Normal random numbers, counter based: number i depends on the state and on i alone, whatever the grid.
+
+A call of Philox makes four numbers, a thread stores 16 bytes at a time.
+"""
+
+import tilelang.language as T
+
+from ..common.device import include
+from ..declare import dtype_of, forms, grid, kernel
+
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+_THREADS = 256
+_COUNT = {"fp32": 4, "bf16": 8, "fp16": 8}  # of a thread
+
+
+@kernel(
+    axes=grid(kind=dtype_of("out", **_DTYPES), form=forms("aligned", "general")),
+    pass_configs={
+        "tl.disable_safe_memory_legalize": True,  # bounds are tested by hand
+        "tl.disable_buffer_init_check": True,  # it does not see what helpers write
+    },
+)
+def randn(kind, form):
+    """Fill out with normal random numbers of mean 0 and variance 1, rounded to its dtype.
+
+    Numbers 4 * i ... 4 * i + 3 come from Philox4x32-10 with the key state[0] and the counter (i, state[1]), 64 bits
+    each, by the method of Box and Muller. state lies on the GPU, so that a replayed CUDA graph may find another one.
+    """
+    count = _COUNT[kind]
+    size = T.dynamic("size", "int64")
+
+    @T.prim_func
+    def main(state: T.Tensor((2,), "int64"), out: T.Tensor((size,), _DTYPES[kind])):
+        T.assume(size <= (1 << 41))
+        with T.Kernel(T.ceildiv(size, _THREADS * count), threads=_THREADS) as block:
+            include("normal.cuh")
+            numbers = T.alloc_local((count,), "float32")
+            chunk = T.cast(block, "int64") * _THREADS + T.get_thread_binding()
+            if chunk * count < size:
+                for i in T.unroll(count // 4):
+                    T.call_extern(
+                        "handle",
+                        "tk::normal_x4",
+                        state[0],
+                        state[1],
+                        chunk * (count // 4) + i,
+                        T.address_of(numbers[i * 4]),
+                    )
+                if form == "aligned":
+                    if chunk * count + count <= size:
+                        for i in T.vectorized(count):
+                            out[chunk * count + i] = T.cast(numbers[i], _DTYPES[kind])
+                    else:
+                        for i in T.unroll(count):
+                            if chunk * count + i < size:
+                                out[chunk * count + i] = T.cast(numbers[i], _DTYPES[kind])
+                else:
+                    for i in T.unroll(count):
+                        if chunk * count + i < size:
+                            out[chunk * count + i] = T.cast(numbers[i], _DTYPES[kind])
+
+    return main

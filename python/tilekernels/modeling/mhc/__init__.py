@@ -1,0 +1,6 @@
+"""Manifold hyper-connections with gradients: residuals of several streams, read before a layer and written behind."""
+
+from .functional import expand_from_embedding as expand_from_embedding
+from .functional import mhc_head as mhc_head
+from .functional import mhc_pre as mhc_pre
+from .pipeline import MHCPipeline as MHCPipeline

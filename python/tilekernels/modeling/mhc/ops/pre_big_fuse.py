@@ -1,0 +1,56 @@
+"""All of a hyper-connection before a layer, for inference."""
+
+from __future__ import annotations
+
+import torch
+
+from ....mhc.pre_big_fuse import mhc_pre_big_fuse_fwd
+from ._tokens import check_num_dims, merge_leading
+from .norm_fn import product_in_parts
+
+
+def mhc_pre_big_fuse(
+    residual: torch.Tensor,
+    fn: torch.Tensor,
+    mhc_scale: torch.Tensor,
+    mhc_base: torch.Tensor,
+    rms_eps: float,
+    mhc_pre_eps: float,
+    mhc_sinkhorn_eps: float,
+    mhc_post_mult_value: float,
+    sinkhorn_repeat: int,
+    n_splits: int = 16,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(post_mix, comb_mix, layer_input): what `mhc_pre_norm_fn`, `mhc_pre_split_mixes`, `sinkhorn_normalize` and
+    `mhc_pre_apply_mix` give one after the other, bit for bit, without gradients.
+
+    residual: (..., m, hidden) bf16, m 2, 4 or 8; made dense if it is not. fn: (m * (m + 2), m * hidden), mhc_scale:
+    (3,), mhc_base: (m * (m + 2),) fp32. Returns fp32 (..., m, 1) and (..., m, m), bf16 (..., hidden). The channels are
+    cut into as many parts as are fast, whatever n_splits says.
+    """
+    check_num_dims("modeling.mhc.mhc_pre_big_fuse", "residual", residual, 3)
+    streams = merge_leading(residual, 2)
+    num_tokens, mult, hidden = streams.shape
+    with torch.no_grad():
+        parts = product_in_parts(streams, fn)
+        post_mix, comb_mix = (fn.new_empty((num_tokens, size)) for size in (mult, mult * mult))
+        layer_input = residual.new_empty((num_tokens, hidden))
+        epsilons = rms_eps, mhc_pre_eps, mhc_sinkhorn_eps
+        outputs = post_mix, comb_mix, layer_input
+        mhc_pre_big_fuse_fwd(
+            *parts,
+            mhc_scale,
+            mhc_base,
+            streams,
+            *outputs,
+            *epsilons,
+            mhc_post_mult_value,
+            sinkhorn_repeat,
+            len(parts[0]),
+        )
+    leading = residual.shape[:-2]
+    return (
+        post_mix.view(*leading, mult, 1),
+        comb_mix.view(*leading, mult, mult),
+        layer_input.view(*leading, hidden),
+    )
