@@ -124,9 +124,6 @@ struct CastArguments {
   bool round_sf, is_packed;
 };
 
-// The kernel file says by it how a tensor is used.
-__device__ __forceinline__ void touch(const void*) {}
-
 // x = x + residual, rounded to their dtype.
 __device__ __forceinline__ void add_residual(Bf16, uint32_t* x, const uint32_t* residual) {
 #pragma unroll
