@@ -6,6 +6,13 @@ from .cast_e5m6 import cast_back_from_e5m6 as cast_back_from_e5m6
 from .cast_e5m6 import cast_to_e5m6 as cast_to_e5m6
 from .expand_to_fused import expand_to_fused as expand_to_fused
 from .expand_to_fused import expand_to_fused_with_sf as expand_to_fused_with_sf
+from .mhc import expand_to_mhc_ref as expand_to_mhc_ref
+from .mhc import mhc_head_compute_mix_ref as mhc_head_compute_mix_ref
+from .mhc import mhc_post_ref as mhc_post_ref
+from .mhc import mhc_pre_apply_mix_ref as mhc_pre_apply_mix_ref
+from .mhc import mhc_pre_norm_fn_ref as mhc_pre_norm_fn_ref
+from .mhc import mhc_pre_split_mixes_ref as mhc_pre_split_mixes_ref
+from .mhc import sinkhorn_normalize_ref as sinkhorn_normalize_ref
 from .moe import aux_fi as aux_fi
 from .moe import group_count as group_count
 from .moe import inplace_unique_group_indices as inplace_unique_group_indices
