@@ -51,8 +51,9 @@ def read_wheel(wheel: Path) -> dict[str, tuple[bytes, bool]]:
         raise ArchiveError(f"{wheel} cannot be read as a wheel: {error}") from None
 
 
-def rewrite_wheel(wheel: Path, added: Mapping[str, bytes] | None = None) -> None:
-    """Write the wheel anew in its place. `added`: files put into its .dist-info, or replaced there."""
+def rewrite_wheel(wheel: Path, added: Mapping[str, bytes] | None = None, platform: str = "") -> Path:
+    """Write the wheel anew in its folder. `added`: files put into its .dist-info, or replaced there. `platform`: the
+    tag instead of its own, in the name as well; the name of the new file is returned."""
     files = read_wheel(wheel)
     records = [name for name in files if name.endswith(".dist-info/RECORD") and name.count("/") == 1]
     if len(records) != 1:
@@ -60,12 +61,25 @@ def rewrite_wheel(wheel: Path, added: Mapping[str, bytes] | None = None) -> None
     record, info_folder = records[0], records[0].rpartition("/")[0]
     for name, content in (added or {}).items():
         files[f"{info_folder}/{name}"] = (content, False)
+    target = wheel
+    if platform:
+        target = wheel.with_name(f"{wheel.name.rpartition('-')[0]}-{platform}.whl")
+        files[f"{info_folder}/WHEEL"] = (_retag(files[f"{info_folder}/WHEEL"][0], target), False)
     del files[record]
     names = sorted(files, key=lambda name: (name.startswith(f"{info_folder}/"), name))
     files[record] = (_record([(name, files[name][0]) for name in names], record), False)
-    temporary = wheel.with_name(f".new-{wheel.name}")
+    temporary = target.with_name(f".new-{target.name}")
     _write(temporary, {name: files[name] for name in [*names, record]})
-    os.replace(temporary, wheel)
+    os.replace(temporary, target)
+    if target != wheel:
+        wheel.unlink()
+    return target
+
+
+def _retag(metadata: bytes, wheel: Path) -> bytes:
+    """WHEEL with the one tag of the file's name."""
+    lines = [line for line in metadata.decode().splitlines() if line and not line.startswith("Tag:")]
+    return "\n".join([*lines, f"Tag: {'-'.join(wheel.stem.split('-')[-3:])}", ""]).encode()
 
 
 def _write(path: Path, files: Mapping[str, tuple[bytes, bool]]) -> None:

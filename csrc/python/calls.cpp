@@ -24,9 +24,9 @@ struct Arguments {
   tk_scalar scalars[kMaxScalars];
   int32_t axes[kMaxAxes];
   int32_t device;
-  int32_t num_requests;             // outputs that are still to be made
-  int32_t requested[kMaxTensors];   // which tensors
-  int32_t arguments[kMaxTensors];   // and which arguments they are
+  int32_t num_requests;            // outputs that are still to be made
+  int32_t requested[kMaxTensors];  // which tensors
+  int32_t arguments[kMaxTensors];  // and which arguments they are
 };
 
 // ---- Refusals ------------------------------------------------------------------------------------------------------
@@ -200,7 +200,8 @@ const Entry& entry_of(PyObject* self) { return *reinterpret_cast<SelfObject*>(se
 // ---- Calling -------------------------------------------------------------------------------------------------------
 
 [[gnu::cold]] PyObject* raise_unset(const Entry& entry) {
-  PyErr_Format(PyExc_RuntimeError, "%s: set_torch, set_allocator and set_fallback must be called first; import tilekernels does",
+  PyErr_Format(PyExc_RuntimeError,
+               "%s: set_torch, set_allocator and set_fallback must be called first; import tilekernels does",
                entry.name.c_str());
   return nullptr;
 }
@@ -254,8 +255,7 @@ bool launch_by_fallback(const Entry& entry, PyObject* const* values, const Argum
                         PyObject* const* outputs) {
   std::vector<PyObject*> complete(values, values + entry.arguments.size());
   for (int32_t i = 0; i < arguments.num_requests; ++i) complete[arguments.arguments[i]] = outputs[i];
-  PyObject* result =
-      call_fallback(state.fallback, entry, complete.data(), static_cast<Py_ssize_t>(complete.size()));
+  PyObject* result = call_fallback(state.fallback, entry, complete.data(), static_cast<Py_ssize_t>(complete.size()));
   Py_XDECREF(result);
   return result != nullptr;
 }

@@ -1,6 +1,6 @@
 // The two functions behind every kernel: positional METH_FASTCALL, with the Entry as `self`. This is the path of each
-// launch from Python; it allocates nothing but the outputs it is asked for and keeps the GIL, which a launch of a few microseconds is not worth
-// giving away.
+// launch from Python; it allocates nothing but the outputs it is asked for and keeps the GIL, which a launch of a few
+// microseconds is not worth giving away.
 #pragma once
 
 #include <Python.h>

@@ -18,7 +18,8 @@ struct Sizes {
   int64_t alignment;
 };
 
-// ---- Reading requests ------------------------------------------------------------------------------------------------
+// ---- Reading requests
+// ------------------------------------------------------------------------------------------------
 
 PyObject* refuse_request(const Entry& entry, const Argument& argument, PyObject* request) {
   PyErr_Format(error_class(TK_INVALID_ARGUMENT), "%s: %s must be a tensor or (dtype, alignment, *sizes), got %R",
@@ -40,7 +41,8 @@ bool read_derived_size(const Entry& entry, PyObject* derived, const tk_tensor* c
     if (!read_number(PyTuple_GET_ITEM(derived, i), &numbers[i])) return false;
   }
   const auto [at, dim, factor, divisor] = numbers;
-  if (at >= static_cast<int64_t>(entry.arguments.size()) || entry.arguments[at].tensor < 0 || divisor == 0) return false;
+  if (at >= static_cast<int64_t>(entry.arguments.size()) || entry.arguments[at].tensor < 0 || divisor == 0)
+    return false;
   const tk_tensor* tensor = tensors[entry.arguments[at].tensor];
   if (tensor == nullptr || dim >= tensor->ndim) return false;
   *size = (tensor->shape[dim] * factor + divisor - 1) / divisor;
@@ -61,7 +63,8 @@ bool read_request(const Entry& entry, PyObject* request, const tk_tensor* const*
   return true;
 }
 
-// ---- torch.empty_strided ---------------------------------------------------------------------------------------------
+// ---- torch.empty_strided
+// ---------------------------------------------------------------------------------------------
 
 PyObject* make_tuple(const int64_t* values, Py_ssize_t count) {
   PyObject* tuple = PyTuple_New(count);
@@ -97,10 +100,11 @@ PyObject* allocate_by_python(const int64_t* sizes, const int64_t* strides, Py_ss
   return tensor;
 }
 
-// ---- The same below Python -------------------------------------------------------------------------------------------
-// torch's C interface for compiled models allocates in 0.3 us on the host, Python's function takes 1.4 to do so: parsing its
-// arguments is most of it. What that interface lacks is the way to a Python object, which is the function that every C++
-// extension of torch calls. Where either cannot be found, Python's function does it all.
+// ---- The same below Python
+// ------------------------------------------------------------------------------------------- torch's C interface for
+// compiled models allocates in 0.3 us on the host, Python's function takes 1.4 to do so: parsing its arguments is most
+// of it. What that interface lacks is the way to a Python object, which is the function that every C++ extension of
+// torch calls. Where either cannot be found, Python's function does it all.
 
 using Handle = void*;  // the address of an at::Tensor
 
@@ -162,7 +166,8 @@ PyObject* allocate(const int64_t* sizes, const int64_t* strides, Py_ssize_t coun
   return tensor;
 }
 
-// ---- Layouts ---------------------------------------------------------------------------------------------------------
+// ---- Layouts
+// ---------------------------------------------------------------------------------------------------------
 
 PyObject* make_dense(const Sizes& sizes, PyObject* dtype, int32_t device) {
   int64_t strides[kMostSizes], stride = 1;

@@ -1,8 +1,9 @@
 // Outputs that a call asks for instead of giving them: made by torch's allocator after the check and before the launch.
 //
-// A request is a tuple (dtype, alignment, *sizes). Alignment 0 asks for a dense tensor; otherwise for a matrix that is stored
-// column after column, each starting on a multiple of `alignment` rows, whose storage owns the rows in between. A size is a
-// number, or (argument, dim, factor, divisor): that size of the argument-th argument, times factor, over divisor, rounded up.
+// A request is a tuple (dtype, alignment, *sizes). Alignment 0 asks for a dense tensor; otherwise for a matrix that is
+// stored column after column, each starting on a multiple of `alignment` rows, whose storage owns the rows in between.
+// A size is a number, or (argument, dim, factor, divisor): that size of the argument-th argument, times factor, over
+// divisor, rounded up.
 #pragma once
 
 #include <Python.h>

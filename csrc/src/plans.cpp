@@ -15,8 +15,7 @@ thread_local Plan plans[kNumPlans];
 // dtype 32 | device type 8 | device 12 | rank 4 | address % 128, 7 | dense 1 bits
 uint64_t tensor_word(const tk_tensor& tensor) {
   const uint64_t address = reinterpret_cast<uintptr_t>(data_of(&tensor)) % 128;
-  return static_cast<uint64_t>(dtype_of(tensor)) << 32 |
-         static_cast<uint64_t>(tensor.device.device_type & 0xFF) << 24 |
+  return static_cast<uint64_t>(dtype_of(tensor)) << 32 | static_cast<uint64_t>(tensor.device.device_type & 0xFF) << 24 |
          static_cast<uint64_t>(tensor.device.device_id & 0xFFF) << 12 | static_cast<uint64_t>(tensor.ndim) << 8 |
          address << 1 | static_cast<uint64_t>(tensor.strides == nullptr);
 }
@@ -65,8 +64,8 @@ struct Writer {
 
 }  // namespace
 
-bool make_key(const Driver& driver, const KernelDesc& kernel, const tk_tensor* const* tensors,
-              const tk_scalar* scalars, const int32_t* axes, CallKey* key) {
+bool make_key(const Driver& driver, const KernelDesc& kernel, const tk_tensor* const* tensors, const tk_scalar* scalars,
+              const int32_t* axes, CallKey* key) {
   constexpr int kMostOfTensor = 1 + 2 * kMaxRank;
   const uint64_t* const end = key->words + CallKey::kMaxWords - kMostOfTensor;
   Writer writer = {key->words, reinterpret_cast<uintptr_t>(&kernel)};

@@ -1,8 +1,8 @@
 // What a thread's last calls came to, so that a call like an earlier one goes straight to its launches.
 //
-// Checking and choosing read only shapes, strides, dtypes, alignments, scalars and axes. Those are packed into a key; where a
-// key is met again, so is its answer. Serving repeats a few dozen calls, and the checks of a cast cost 0.3 us of the 3.5
-// that a launch takes. Plans belong to a thread: no lock, and nothing to allocate.
+// Checking and choosing read only shapes, strides, dtypes, alignments, scalars and axes. Those are packed into a key;
+// where a key is met again, so is its answer. Serving repeats a few dozen calls, and the checks of a cast cost 0.3 us
+// of the 3.5 that a launch takes. Plans belong to a thread: no lock, and nothing to allocate.
 #pragma once
 
 #include "driver.h"
@@ -35,8 +35,8 @@ struct Plan {
 };
 
 // False where the call is too long for a key, where there is no context, or where the tensors are not even readable.
-bool make_key(const Driver& driver, const KernelDesc& kernel, const tk_tensor* const* tensors,
-              const tk_scalar* scalars, const int32_t* axes, CallKey* key);
+bool make_key(const Driver& driver, const KernelDesc& kernel, const tk_tensor* const* tensors, const tk_scalar* scalars,
+              const int32_t* axes, CallKey* key);
 
 // The one place where this thread keeps the plan of such a call, whatever stands there now.
 Plan& plan_of(const CallKey& key);

@@ -50,10 +50,10 @@ _FORWARD = {
     "h2048": (128, 2, 4, 4),
     "h2560": (160, 2, 3, 4),
     "h3072": (192, 2, 3, 4),
-    "h4096": (256, 2, 2, 4),
+    "h4096": (128, 4, 4, 2),
     "h6144": (256, 3, 2, 3),
-    "h7168": (224, 4, 2, 2),
-    "h8192": (256, 4, 2, 2),
+    "h7168": (224, 4, 1, 5),
+    "h8192": (256, 4, 1, 4),
 }
 _BACKWARD = {
     "h2048": (128, 2, 3, 3),
@@ -61,7 +61,7 @@ _BACKWARD = {
     "h3072": (192, 2, 2, 3),
     "h4096": (256, 2, 2, 2),
     "h6144": (384, 2, 1, 3),
-    "h7168": (448, 2, 1, 3),
+    "h7168": (448, 2, 1, 2),
     "h8192": (512, 2, 1, 2),
 }
 
@@ -508,7 +508,7 @@ def _store_grad_weights(grad_w_partial, grad_weights, group, stream, hidden, rin
 
 @T.macro
 def _backward_by_ring(
-    rows, weight_fused, image_token_mask, saved, outputs, grad_w_partial, block, num_tokens, num_groups, scalars, ring
+    rows, weight_fused, image_token_mask, saved, outputs, grad_w_partial, block, num_tokens, num_parts, scalars, ring
 ):
     include("gate.cuh")
     ring_buffer = T.alloc_shared((ring.stages * ring.rows * ring.capacity,), "bfloat16")
@@ -532,7 +532,7 @@ def _backward_by_ring(
     token = group
     for stage in T.unroll(ring.stages - 1):
         _fetch_backward(
-            buffers, rows, saved, token + stage * num_groups, stream, stage, stage, scalars[0], num_tokens, ring
+            buffers, rows, saved, token + stage * num_parts, stream, stage, stage, scalars[0], num_tokens, ring
         )
     if token < num_tokens:
         _load_weights(weights, weight_fused, stream, scalars[0], ring)
@@ -545,7 +545,7 @@ def _backward_by_ring(
     turn = 0
     while token < num_tokens:
         _fetch_backward(
-            buffers, rows, saved, token + (ring.stages - 1) * num_groups, stream, next_slot, next_saved_slot,
+            buffers, rows, saved, token + (ring.stages - 1) * num_parts, stream, next_slot, next_saved_slot,
             scalars[0], num_tokens, ring,
         )  # fmt: skip
         _read_mask(image_token_mask, token, is_image)
@@ -554,7 +554,7 @@ def _backward_by_ring(
             buffers, weights, grad_weights, scratch, outputs, token, stream, slot, saved_slot, turn, is_image,
             scalars, ring,
         )  # fmt: skip
-        token += num_groups
+        token += num_parts
         next_slot = slot
         slot = T.if_then_else(slot == ring.stages - 1, 0, slot + 1)
         saved_slot = T.if_then_else(saved_slot == ring.stages, 0, saved_slot + 1)
@@ -565,7 +565,7 @@ def _backward_by_ring(
 
 @T.macro
 def _backward_general(
-    rows, weight_fused, image_token_mask, saved, outputs, grad_w_partial, block, num_tokens, num_groups, scalars
+    rows, weight_fused, image_token_mask, saved, outputs, grad_w_partial, block, num_tokens, num_parts, scalars
 ):
     """Element by element; a thread's columns of grad_w_partial serve as its sums."""
     include("gate.cuh")
@@ -645,7 +645,7 @@ def _backward_general(
                             "float32", "__fmaf_rn", T.cast(rows[0][token, j, col], "float32"), saved[1][token, j], total
                         )
                 outputs[2][token, col] = T.cast(total, "bfloat16")
-        token += num_groups
+        token += num_parts
         turn += 1
 
 
@@ -656,7 +656,7 @@ def engram_gate_bwd(form):
     dot, gate_score, rstd_x and rstd_k are what engram_gate_fwd saved. The rows of grad_w_partial say how many blocks
     share the tokens of a stream; all are written. For tokens in image_token_mask grad_out is passed on.
     """
-    num_tokens, hidden, num_groups = T.dynamic("num_tokens"), T.dynamic("hidden"), T.dynamic("num_parts")
+    num_tokens, hidden, num_parts = T.dynamic("num_tokens"), T.dynamic("hidden"), T.dynamic("num_parts")
     k_strides = T.dynamic("k_token_stride", "int64"), T.dynamic("k_stream_stride", "int64"), 1
     grad_k_strides = T.dynamic("grad_k_token_stride", "int64"), T.dynamic("grad_k_stream_stride", "int64"), 1
     v_stride, grad_v_stride = T.dynamic("v_stride", "int64"), T.dynamic("grad_v_stride", "int64")
@@ -679,12 +679,12 @@ def engram_gate_bwd(form):
         grad_hidden_states: T.Tensor(rows, "bfloat16"),
         grad_k: T.StridedTensor(rows, grad_k_strides, "bfloat16"),
         grad_v: T.StridedTensor((num_tokens, hidden), (grad_v_stride, 1), "bfloat16"),
-        grad_w_partial: T.Tensor((num_groups, _STREAMS, hidden), "float32"),
+        grad_w_partial: T.Tensor((num_parts, _STREAMS, hidden), "float32"),
         clamp_value: T.float32,
     ):
         T.assume(hidden % 256 == 0)
         T.assume(hidden >= 512)
-        T.assume(num_groups > 0)
+        T.assume(num_parts > 0)
         if form != "general":
             T.assume(hidden <= ring.capacity)
             T.assume(k_strides[0] % _CHANNELS == 0)
@@ -693,18 +693,18 @@ def engram_gate_bwd(form):
             T.assume(grad_k_strides[0] % _CHANNELS == 0)
             T.assume(grad_k_strides[1] % _CHANNELS == 0)
             T.assume(grad_v_stride % _CHANNELS == 0)
-        with T.Kernel(num_groups * _STREAMS, threads=threads) as block:
+        with T.Kernel(num_parts * _STREAMS, threads=threads) as block:
             if form == "general":
                 _backward_general(
                     (grad_out, hidden_states, k, v), weight_fused, image_token_mask,
                     (dot, gate_score, rstd_x, rstd_k), (grad_hidden_states, grad_k, grad_v), grad_w_partial,
-                    block, num_tokens, num_groups, (hidden, clamp_value),
+                    block, num_tokens, num_parts, (hidden, clamp_value),
                 )  # fmt: skip
             else:
                 _backward_by_ring(
                     (grad_out, hidden_states, k, v), weight_fused, image_token_mask,
                     (dot, gate_score, rstd_x, rstd_k), (grad_hidden_states, grad_k, grad_v), grad_w_partial,
-                    block, num_tokens, num_groups, (hidden, clamp_value), ring,
+                    block, num_tokens, num_parts, (hidden, clamp_value), ring,
                 )  # fmt: skip
 
     return main

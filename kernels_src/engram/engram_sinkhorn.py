@@ -121,8 +121,9 @@ def _load_columns(col_scale, scales, lane, num_cols, pieces):
 
 
 @T.macro
-def _load_rows(matrix, row_scale, values, row_scales, first, end, lane, num_cols, pieces, warps):
-    """A warp's rows first, first + warps, ... below `end`."""
+def _load_rows(matrix, row_scale, values, row_scales, bounds, lane, num_cols, pieces, warps):
+    """A warp's rows first, first + warps, ... below end; bounds: (first, end)."""
+    first, end = bounds
     for row in T.unroll(_IN_FLIGHT // pieces):
         if first + row * warps < end:
             row_scales[row] = row_scale[first + row * warps]
@@ -235,7 +236,7 @@ def engram_sinkhorn_step(form):
                     sums[i] = T.float32(0)
                 first += warp
                 while first < end:
-                    _load_rows(matrix, row_scale, values, row_scales, first, end, lane, num_cols, pieces, warps)
+                    _load_rows(matrix, row_scale, values, row_scales, (first, end), lane, num_cols, pieces, warps)
                     for row in T.unroll(_IN_FLIGHT // pieces):
                         if first + row * warps < end:
                             _scale_row(values, row_scales, scales, row, norm, pieces)
@@ -301,7 +302,7 @@ def engram_sinkhorn_finalize(form):
                 values = T.alloc_local((_IN_FLIGHT * 4,), "float32")
                 row_scales = T.alloc_local((_IN_FLIGHT // pieces,), "float32")
                 scales = T.alloc_local((pieces * 4,), "float32")
-                _load_rows(matrix, row_scale, values, row_scales, first, num_rows, lane, num_cols, pieces, _WARPS)
+                _load_rows(matrix, row_scale, values, row_scales, (first, num_rows), lane, num_cols, pieces, _WARPS)
                 _load_columns(col_scale, scales, lane, num_cols, pieces)
                 for row in T.unroll(_IN_FLIGHT // pieces):
                     if first + row * _WARPS < num_rows:

@@ -1,7 +1,7 @@
 """The sum of the partial gradients of the gate's fused weight, and what it adds to the gradients of its two factors.
 
-The partial rows are shared by the four warps of a block, a quarter to each, and a warp has several rows in flight: a
-column has too few rows to fill the memory's pipes one after another. The order of adding is fixed.
+The partial rows are shared by the warps of a block, and a warp has several rows in flight: a column has too few rows
+to fill the memory's pipes one after another. The order of adding is fixed.
 """
 
 import tilelang.language as T
@@ -9,8 +9,8 @@ import tilelang.language as T
 from ..declare import forms, grid, kernel
 
 _WARP = 32
-_PARTS = 4
-_IN_FLIGHT = 8
+_PARTS = 16
+_IN_FLIGHT = 9  # rows of a warp: all of 132 parts at once
 
 
 @kernel(
@@ -40,49 +40,44 @@ def grad_w_reduce(form):
             sums_of_parts = T.alloc_shared((_PARTS, _WARP * size), "float32")
             rows = T.alloc_local((_IN_FLIGHT * size,), "float32")
             sums = T.alloc_local((size,), "float32")
-            weights = T.alloc_local((2 * size,), "bfloat16")
-            gradients = T.alloc_local((2 * size,), "float32")
-            begin = T.alloc_var("int32")
-            end = T.alloc_var("int32")
-            lane = T.get_thread_binding() % _WARP
-            part = T.get_thread_binding() // _WARP
+            row = T.alloc_var("int32")
+            total = T.alloc_var("float32")
+            of_hidden = T.alloc_var("float32")
+            of_embed = T.alloc_var("float32")
+            grad_hidden = T.alloc_var("float32")
+            grad_embed = T.alloc_var("float32")
+            thread = T.get_thread_binding()
+            lane = thread % _WARP
+            part = thread // _WARP
             chunk = tile * _WARP + lane
-            begin = T.ceildiv(num_parts, _PARTS) * part
-            end = T.min(begin + T.ceildiv(num_parts, _PARTS), num_parts)
+            col = tile * (_WARP * size) + thread
+            # What the last step needs, in flight with the first rows
+            if thread < _WARP * size:
+                of_hidden = T.cast(weight_hidden[stream, col], "float32")
+                of_embed = T.cast(weight_embed[stream, col], "float32")
+                grad_hidden = grad_weight_hidden[stream, col]
+                grad_embed = grad_weight_embed[stream, col]
             for i in T.unroll(size):
                 sums[i] = T.float32(0)
-            if part == 0:
-                for i in T.vectorized(size):
-                    weights[i] = weight_hidden[stream, chunk * size + i]
-                for i in T.vectorized(size):
-                    weights[size + i] = weight_embed[stream, chunk * size + i]
-                for i in T.vectorized(size):
-                    gradients[i] = grad_weight_hidden[stream, chunk * size + i]
-                for i in T.vectorized(size):
-                    gradients[size + i] = grad_weight_embed[stream, chunk * size + i]
-            while begin < end:
+            row = part
+            while row < num_parts:
                 for j in T.unroll(_IN_FLIGHT):
-                    if begin + j < end:
+                    if row + j * _PARTS < num_parts:
                         for i in T.vectorized(size):
-                            rows[j * size + i] = grad_w_partial[begin + j, stream, chunk * size + i]
+                            rows[j * size + i] = grad_w_partial[row + j * _PARTS, stream, chunk * size + i]
                 for j in T.unroll(_IN_FLIGHT):
-                    if begin + j < end:
+                    if row + j * _PARTS < num_parts:
                         for i in T.unroll(size):
                             sums[i] += rows[j * size + i]
-                begin += _IN_FLIGHT
+                row += _IN_FLIGHT * _PARTS
             for i in T.vectorized(size):
                 sums_of_parts[part, lane * size + i] = sums[i]
             T.sync_threads()
-            if part == 0:
+            if thread < _WARP * size:
+                total = sums_of_parts[0, thread]
                 for j in T.unroll(_PARTS - 1):
-                    for i in T.unroll(size):
-                        sums[i] += sums_of_parts[j + 1, lane * size + i]
-                for i in T.unroll(size):
-                    gradients[i] += sums[i] * T.cast(weights[size + i], "float32")
-                    gradients[size + i] += sums[i] * T.cast(weights[i], "float32")
-                for i in T.vectorized(size):
-                    grad_weight_hidden[stream, chunk * size + i] = gradients[i]
-                for i in T.vectorized(size):
-                    grad_weight_embed[stream, chunk * size + i] = gradients[size + i]
+                    total += sums_of_parts[j + 1, thread]
+                grad_weight_hidden[stream, col] = grad_hidden + total * of_embed
+                grad_weight_embed[stream, col] = grad_embed + total * of_hidden
 
     return main

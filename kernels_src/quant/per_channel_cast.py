@@ -1,6 +1,6 @@
 """Casts of a matrix to e4m3 with a scale for each channel of 32 or 128 neighbouring tokens, with and without a gather.
 
-A block takes a tile of 128 x 128, see channel_casting.py; tokens beyond the last one and padding cost no read. Forms
+A block takes a tile, see channel_casting.py; tokens beyond the last one and padding cost no read. Forms
 differ in access width: aligned reads 16 bytes at once, general takes any stride and address.
 """
 
@@ -66,8 +66,8 @@ def _cast(
     tile_row = T.alloc_var("int32")
     tile_col = T.alloc_var("int32")
     thread = T.get_thread_binding()
-    tile_row = T.truncdiv(block, T.ceildiv(hidden, TILE))
-    tile_col = T.truncmod(block, T.ceildiv(hidden, TILE))
+    tile_row = T.truncdiv(block, T.ceildiv(hidden, shape.width))
+    tile_col = T.truncmod(block, T.ceildiv(hidden, shape.width))
     first_row = tile_row * TILE + thread // shape.across * ROWS
     chunk = tile_col * shape.across + thread % shape.across
     # Threads beyond the last channel read it once more, and write nothing
@@ -141,7 +141,7 @@ def per_channel_cast(kind, form):
             T.assume(_num_x_sf_columns(hidden, num_per_channels, x_sf_kind) == num_x_sf_columns)
             T.assume(num_scale_rows(num_tokens, num_per_tokens, out_sf_kind) == num_sf_rows)
             T.assume(x_stride % shape.vector == 0)
-            with T.Kernel(num_tiles(num_tokens, hidden), threads=shape.threads) as block:
+            with T.Kernel(num_tiles(num_tokens, hidden, shape), threads=shape.threads) as block:
                 _cast(
                     x, out, out_sf, shape, block, (num_tokens, num_tokens), hidden, num_per_tokens, clamp_min, round_sf,
                     out_sf_kind, None, (x_sf, x_sf_strides, num_per_channels, x_sf_kind),
@@ -164,7 +164,7 @@ def per_channel_cast(kind, form):
         T.assume(hidden % 64 == 0)
         T.assume(num_scale_rows(num_tokens, num_per_tokens, out_sf_kind) == num_sf_rows)
         T.assume(x_stride % shape.vector == 0)
-        with T.Kernel(num_tiles(num_tokens, hidden), threads=shape.threads) as block:
+        with T.Kernel(num_tiles(num_tokens, hidden, shape), threads=shape.threads) as block:
             _cast(
                 x, out, out_sf, shape, block, (num_tokens, num_tokens), hidden, num_per_tokens, clamp_min, round_sf,
                 out_sf_kind, None, None,
@@ -208,7 +208,7 @@ def per_channel_cast_fused(kind, form):
             T.assume(_num_x_sf_columns(hidden, num_per_channels, x_sf_kind) == num_x_sf_columns)
             T.assume(num_scale_rows(num_positions, num_per_tokens, out_sf_kind) == num_sf_rows)
             T.assume(x_stride % shape.vector == 0)
-            with T.Kernel(num_tiles(num_positions, hidden), threads=shape.threads) as block:
+            with T.Kernel(num_tiles(num_positions, hidden, shape), threads=shape.threads) as block:
                 _cast(
                     x, out, out_sf, shape, block, (num_positions, num_tokens), hidden, num_per_tokens, clamp_min,
                     round_sf, out_sf_kind, pos_to_token, (x_sf, x_sf_strides, num_per_channels, x_sf_kind),
@@ -232,7 +232,7 @@ def per_channel_cast_fused(kind, form):
         T.assume(hidden % 64 == 0)
         T.assume(num_scale_rows(num_positions, num_per_tokens, out_sf_kind) == num_sf_rows)
         T.assume(x_stride % shape.vector == 0)
-        with T.Kernel(num_tiles(num_positions, hidden), threads=shape.threads) as block:
+        with T.Kernel(num_tiles(num_positions, hidden, shape), threads=shape.threads) as block:
             _cast(
                 x, out, out_sf, shape, block, (num_positions, num_tokens), hidden, num_per_tokens, clamp_min, round_sf,
                 out_sf_kind, pos_to_token, None,

@@ -71,7 +71,7 @@ def _store_quantised(values, out, out_sf, row, column, start, num_groups, is_val
     group_maxima(1, _CHANNELS, largest, options[2])
     make_scales(1, largest, options[3], MAX_VALUES["e4m3"], options[4], 0, scale, factor)
     if column < hidden:
-        name = f"tk::scale_to_e4m3<{_CHANNELS}>"
+        name = f"tk::scale_to_e4m3<tk::Fp32, {_CHANNELS}>"
         T.call_extern("handle", name, T.address_of(values[0]), factor[0], T.address_of(target[0]))
         store_row(target, out, row, T.truncdiv(start + column, _CHANNELS), _CHANNELS, shape.fp8_vector)
         if T.bitwise_and(column, options[2] - 1) == 0:

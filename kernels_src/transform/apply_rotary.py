@@ -21,22 +21,34 @@ def _num_blocks(num_tokens, num_heads, dim, pairs):
 
 
 @T.macro
-def _load_angles(cos_sin_cache, angles, row, piece, half_pieces, pairs, vector):
-    """angles = the cosines, then the sines of a thread's pairs; rows outside of the cache are zero."""
+def _load_angles(cos_sin_cache, angles, row, first, second, half_pieces, pairs, vector):
+    """angles = the cosines, then the sines of a thread's pairs; rows outside of the cache are zero.
+
+    first, second: where the two halves of the pairs start, in units of half of them."""
     for i in T.unroll(2 * pairs):
         angles[i] = T.float32(0)
     if row >= 0 and row < cos_sin_cache.shape[0]:
-        for i in T.unroll(pairs // vector):
+        for i in T.unroll(pairs // 2 // vector):
             for j in T.vectorized(vector):
-                angles[i * vector + j] = cos_sin_cache[row, piece * pairs + i * vector + j]
-        for i in T.unroll(pairs // vector):
+                angles[i * vector + j] = cos_sin_cache[row, first * (pairs // 2) + i * vector + j]
+        for i in T.unroll(pairs // 2 // vector):
             for j in T.vectorized(vector):
-                angles[pairs + i * vector + j] = cos_sin_cache[row, (half_pieces + piece) * pairs + i * vector + j]
+                angles[pairs // 2 + i * vector + j] = cos_sin_cache[row, second * (pairs // 2) + i * vector + j]
+        for i in T.unroll(pairs // 2 // vector):
+            for j in T.vectorized(vector):
+                angles[pairs + i * vector + j] = cos_sin_cache[
+                    row, (2 * half_pieces + first) * (pairs // 2) + i * vector + j
+                ]
+        for i in T.unroll(pairs // 2 // vector):
+            for j in T.vectorized(vector):
+                angles[pairs + pairs // 2 + i * vector + j] = cos_sin_cache[
+                    row, (2 * half_pieces + second) * (pairs // 2) + i * vector + j
+                ]
 
 
 @T.macro
-def _load_heads(x, values, batch, token, head, counts, first, second, pairs, vector):
-    """The thread's heads: head, head + num_groups, ... first, second: its two pieces of a head.
+def _load_heads(x, values, batch, token, head, counts, piece, half_pieces, pairs, vector):
+    """The thread's heads: head, head + num_groups, ..., and of each a piece of both halves.
 
     counts: (num_heads, num_groups)."""
     num_heads, num_groups = counts
@@ -45,12 +57,12 @@ def _load_heads(x, values, batch, token, head, counts, first, second, pairs, vec
             for j in T.unroll(pairs // vector):
                 for k in T.vectorized(vector):
                     values[i * 2 * pairs + j * vector + k] = x[
-                        batch, token, head + i * num_groups, first * pairs + j * vector + k
+                        batch, token, head + i * num_groups, piece * pairs + j * vector + k
                     ]
             for j in T.unroll(pairs // vector):
                 for k in T.vectorized(vector):
                     values[i * 2 * pairs + pairs + j * vector + k] = x[
-                        batch, token, head + i * num_groups, second * pairs + j * vector + k
+                        batch, token, head + i * num_groups, (half_pieces + piece) * pairs + j * vector + k
                     ]
 
 
@@ -67,18 +79,18 @@ def _rotate_heads(values, angles, conjugate, kind, interleaved, pairs):
 
 
 @T.macro
-def _store_heads(values, x, batch, token, head, counts, first, second, pairs, vector):
+def _store_heads(values, x, batch, token, head, counts, piece, half_pieces, pairs, vector):
     num_heads, num_groups = counts
     for i in T.unroll(_HEADS):
         if head + i * num_groups < num_heads:
             for j in T.unroll(pairs // vector):
                 for k in T.vectorized(vector):
-                    x[batch, token, head + i * num_groups, first * pairs + j * vector + k] = values[
+                    x[batch, token, head + i * num_groups, piece * pairs + j * vector + k] = values[
                         i * 2 * pairs + j * vector + k
                     ]
             for j in T.unroll(pairs // vector):
                 for k in T.vectorized(vector):
-                    x[batch, token, head + i * num_groups, second * pairs + j * vector + k] = values[
+                    x[batch, token, head + i * num_groups, (half_pieces + piece) * pairs + j * vector + k] = values[
                         i * 2 * pairs + pairs + j * vector + k
                     ]
 
@@ -99,7 +111,7 @@ def apply_rotary(kind, form):
     half, or two neighbours if interleaved; conjugate turns the other way.
     """
     pairs = {"bf16": 8, "fp32": 4}[kind]  # of a thread in a head: two pieces of 16 bytes
-    vector, angle_vector = (pairs, 4) if form == "aligned" else (1, 1)
+    vector, angle_vector = (pairs, pairs // 2) if form == "aligned" else (1, 1)
     num_batches, num_tokens, num_heads, dim = (T.dynamic(n) for n in ("num_batches", "num_tokens", "num_heads", "dim"))
     x_strides = tuple(T.dynamic(f"x_{name}_stride", "int64") for name in ("batch", "token", "head")) + (1,)
     num_positions = T.dynamic("num_positions")
@@ -147,11 +159,11 @@ def apply_rotary(kind, form):
             if num_batches > 1:
                 batch = T.truncdiv(token, num_tokens)
                 token = token - batch * num_tokens
-            first = piece
-            second = half_pieces + piece
+            first = piece * 2
+            second = piece * 2 + 1
             if interleaved:
-                first = piece * 2
-                second = piece * 2 + 1
+                first = piece
+                second = half_pieces + piece
             if batch < num_batches and token < num_tokens:
                 row = T.cast(token, "int64")
                 if not T.isnullptr(positions.data):
@@ -164,12 +176,12 @@ def apply_rotary(kind, form):
                     )
                 row += seqlen_offset
                 # Heads before angles, which wait for the position
-                _load_heads(x, values, batch, token, head, (num_heads, num_groups), first, second, pairs, vector)
-                _load_angles(cos_sin_cache, angles, row, piece, half_pieces, pairs, angle_vector)
+                _load_heads(x, values, batch, token, head, (num_heads, num_groups), piece, half_pieces, pairs, vector)
+                _load_angles(cos_sin_cache, angles, row, first, second, half_pieces, pairs, angle_vector)
                 if interleaved:
                     _rotate_heads(values, angles, conjugate, kind, "true", pairs)
                 else:
                     _rotate_heads(values, angles, conjugate, kind, "false", pairs)
-                _store_heads(values, x, batch, token, head, (num_heads, num_groups), first, second, pairs, vector)
+                _store_heads(values, x, batch, token, head, (num_heads, num_groups), piece, half_pieces, pairs, vector)
 
     return main

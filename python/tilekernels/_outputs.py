@@ -31,7 +31,8 @@ def make_output(request: tuple[Any, ...], args: Sequence[Any], device: torch.dev
     dtype, alignment, *sizes = request
     sizes = [_derive(size, args) if type(size) is tuple else size for size in sizes]
     if alignment:
-        return empty_sf(*sizes, dtype, alignment, device)
+        num_rows, num_columns = sizes
+        return empty_sf(num_rows, num_columns, dtype, alignment, device)
     return torch.empty(sizes, dtype=dtype, device=device)
 
 

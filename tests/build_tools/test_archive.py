@@ -68,6 +68,14 @@ def test_files_are_added_to_the_metadata(tmp_path: Path) -> None:
         assert f"{INFO}/sboms/demo.cdx.json,sha256=" in archive.read(f"{INFO}/RECORD").decode()
 
 
+def test_another_platform_is_in_the_name_and_the_metadata(tmp_path: Path) -> None:
+    wheel = write(tmp_path / "demo-1-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.whl", list(FILES))
+    renamed = rewrite_wheel(wheel, platform="manylinux_2_28_x86_64")
+    assert [path.name for path in tmp_path.iterdir()] == ["demo-1-cp311-cp311-manylinux_2_28_x86_64.whl"]
+    with zipfile.ZipFile(renamed) as archive:
+        assert archive.read(f"{INFO}/WHEEL") == b"Wheel-Version: 1.0\nTag: cp311-cp311-manylinux_2_28_x86_64\n"
+
+
 def test_what_is_no_wheel_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "x.whl"
     file.write_bytes(b"no zip")

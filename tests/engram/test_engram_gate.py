@@ -20,8 +20,9 @@ from tilekernels.testing import assert_equal, calc_diff
 OUTPUT_DIFF, SAVED_DIFF = 2e-10, 1e-11
 # What rounding to bf16 alone makes of any numbers, by calc_diff
 ROUNDING = 3e-6
-# Of the gradients: the published bound; of grad_w, which is not rounded, a tighter one
-GRADIENT_DIFF, GRAD_W_DIFF = 1e-8, 1e-11
+# Of the gradients: the published bound. Where dot is nearly zero they are steep, and dot was saved in fp32: against
+# gradients in float64 from the same saved numbers grad_w, which is not rounded, is much nearer
+GRADIENT_DIFF, GRAD_W_DIFF = 1e-8, 1e-12
 
 SMALL = [
     Gate(*shape, layout, is_masked=is_masked)
@@ -186,19 +187,23 @@ def autograd_in_float64(gate: Gate, call: dict[str, Any]) -> tuple[torch.Tensor,
 def check_backward(gate: Gate, device: str) -> None:
     call = make_backward(gate, device)
     exact = autograd_in_float64(gate, call)
+    saved = (call[name].double() for name in ("dot", "gate_score", "rstd_x", "rstd_k"))
+    rows = (each.double() for each in (call["grad_out"], call["hidden_states"], *split(call["kv"]), call["weight_fused"]))
+    from_saved = gate_gradients(*rows, *saved, gate.clamp_value, call["image_token_mask"], 1)
     grad_x, grad_kv, grad_w = engram_gate_bwd(**call)
     assert isinstance(grad_kv, tuple) == isinstance(call["kv"], tuple)
     grads = grad_x, *split(grad_kv), grad_w.sum(0)
     for each in (grad_x, grad_w, *(grad_kv if isinstance(grad_kv, tuple) else (grad_kv,))):
         assert each.is_contiguous()
-    for found, wanted in zip(grads[:3], exact[:3], strict=True):
+    for found, wanted, near in zip(grads[:3], exact[:3], from_saved[:3], strict=True):
         assert found.dtype == torch.bfloat16
         assert found.shape == wanted.shape
         assert calc_diff(found, wanted) < ROUNDING
         # A number that flips shows in a small sample
-        assert calc_diff(found, wanted.bfloat16()) < (GRADIENT_DIFF if gate.num_tokens > 1000 else 3e-7)
+        assert calc_diff(found, near.bfloat16()) < (GRADIENT_DIFF if gate.num_tokens > 1000 else 3e-7)
     assert grad_w.dtype == torch.float32
-    assert calc_diff(grads[3], exact[3]) < GRAD_W_DIFF
+    assert calc_diff(grads[3], exact[3]) < (GRADIENT_DIFF if gate.num_tokens > 1000 else 3e-7)
+    assert calc_diff(grads[3], from_saved[3].sum(0)) < GRAD_W_DIFF
     mask = call["image_token_mask"]
     if mask is not None:
         assert_equal(grad_x[mask], call["grad_out"][mask])

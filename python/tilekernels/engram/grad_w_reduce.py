@@ -13,7 +13,7 @@ from ._checks import check_hidden
 
 _NAME = "engram.grad_w_reduce"
 
-# The kernel adds a quarter of the parts after another, the reference all at once
+# Sums differ in order
 _MAX_DIFF = 1e-10
 
 

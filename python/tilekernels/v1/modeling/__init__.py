@@ -4,11 +4,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import mhc
+    from . import engram
 
-_LAZY_MODULES = ("mhc",)
+_LAZY_MODULES = ("engram",)
 
-__all__ = ["mhc"]
+__all__ = ["engram"]
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,10 @@ from .moe import group_count as group_count
 from .moe import inplace_unique_group_indices as inplace_unique_group_indices
 from .moe import mask_indices_by_tp as mask_indices_by_tp
 from .moe import normalize_weight as normalize_weight
+from .per_channel_cast_fused import per_channel_cast_fused as per_channel_cast_fused
 from .reduce_fused import reduce_fused as reduce_fused
+from .swiglu import swiglu_backward as swiglu_backward
+from .swiglu import swiglu_forward as swiglu_forward
 from .topk import stable_topk as stable_topk
 from .topk import top2_sum_gate as top2_sum_gate
 from .topk import topk_sum_and_topk_group_idx as topk_sum_and_topk_group_idx
