@@ -3,7 +3,8 @@
     python benchmarks/host_overhead.py [--output benchmarks/results/host.jsonl]
 
 Needs an installed wheel, a GPU, g++ and the CUDA headers (CUDA_HOME; for the raw launch that calls are compared with).
-Everything that happens once in a process is measured in processes of its own.
+Everything that happens once in a process is measured in processes of its own. All of them stay on one core: where the
+system moves them about, the same call takes up to 1.8 times as long in one run as in the next.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ def main() -> None:
         print(json.dumps(time_first_calls(state == "preloaded", int(rotation))))
         return
     record = Record(arguments.output)
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[len(cores) // 3]})  # not the first, where interrupts arrive; children inherit it
     # In a process of its own: the profiler that times the copy would go on to slow every launch of this one.
     record.write(**json.loads(run_python(SCRIPT, "--machine")))
     measure_import(record)
@@ -215,6 +218,10 @@ def measure_calls(record: Record, raw: dict[str, float]) -> None:
         us = time_statement(statement, names)
         over = us - raw[kernel]
         report(record, f"{what}, over raw launch", over, OVER_RAW_BARS_US[what], kernel=kernel, us=us, unit="us")
+    # What torch itself takes, for comparison: nothing is held to it.
+    for statement in ("torch.empty_strided((8, 4096), (4096, 1), dtype=dtype, device=device)", "torch.empty_like(x)"):
+        peers = {"torch": torch, "x": names["x"], "dtype": data.dtype, "device": data.device}
+        record.write(stage="host", what="torch", call=statement, value=time_statement(statement, peers), unit="us")
     for call in make_calls():
         bar = ALLOCATING_BARS_US[call.num_outputs] + (PADDED_US if call.is_padded else 0)
         us = time_statement("run()", {"run": call.run})

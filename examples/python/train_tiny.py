@@ -3,7 +3,8 @@
     python examples/python/train_tiny.py [--steps 100]
 
 An embedding, an engram module (n-gram tables gated into four residual streams) and a mixture of experts (gate, mapping,
-expansion, SwiGLU, weighted reduction) predict the next token of a random text in which two tokens decide the third.
+expansion, SwiGLU, weighted reduction) behind a hyper-connection predict the next token of a random text in which two
+tokens decide the third.
 Runs on the GPU if there is one, where the compiled kernels are called, and on CPU tensors otherwise. Ends with an error
 if a loss is more than 1 % away.
 """
@@ -17,13 +18,23 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tilekernels import moe
+from tilekernels import moe, quant
 from tilekernels.engram.engram_hash import engram_hash_ref
 from tilekernels.modeling.engram import EngramGate
+from tilekernels.modeling.mhc import MHCPipeline, expand_from_embedding
+from tilekernels.modeling.mhc.reference import (
+    expand_to_mhc_ref,
+    mhc_post_ref,
+    mhc_pre_apply_mix_ref,
+    mhc_pre_norm_fn_ref,
+    mhc_pre_split_mixes_ref,
+    sinkhorn_normalize_ref,
+)
 
 VOCAB, HIDDEN, STREAMS = 61, 512, 4
 NUM_EXPERTS, NUM_TOPK, INNER = 8, 2, 256
 NUM_TOKENS = 128
+LEARNING_RATE = 0.02
 TOLERANCE = 0.01
 
 
@@ -34,7 +45,9 @@ class Expand(torch.autograd.Function):
     """Token rows in the order of their experts; a token's gradient is the sum over its copies."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, token_topk_to_pos: torch.Tensor, pos_to_expert: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, token_topk_to_pos: torch.Tensor, pos_to_expert: torch.Tensor
+    ) -> torch.Tensor:
         ctx.save_for_backward(token_topk_to_pos)
         return moe.expand_to_fused(x, token_topk_to_pos, pos_to_expert)
 
@@ -64,8 +77,34 @@ class Reduce(torch.autograd.Function):
         return (rows * weight_of_row[:, None]).to(x.dtype), (rows * x.float()).sum(1)[where], None, None
 
 
+class SwiGLU(torch.autograd.Function):
+    """silu(gate) * value."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return quant.swiglu_forward(x, "bf16")
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return quant.swiglu_backward(x, grad.contiguous(), "bf16")[0]
+
+
 class OperatorLayers:
-    """Both layers by the operators."""
+    """All layers by the operators."""
+
+    @staticmethod
+    def expand(x: torch.Tensor) -> torch.Tensor:
+        return expand_from_embedding(x, STREAMS)
+
+    @staticmethod
+    def connect(module: MHCPipeline, states: torch.Tensor) -> torch.Tensor:
+        return module(states)
+
+    @staticmethod
+    def swiglu(x: torch.Tensor) -> torch.Tensor:
+        return SwiGLU.apply(x)
 
     @staticmethod
     def engram(module: EngramGate, states: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -86,7 +125,25 @@ class OperatorLayers:
 
 
 class PlainLayers:
-    """Both layers in torch alone, differentiated by autograd."""
+    """All layers in torch alone, differentiated by autograd."""
+
+    @staticmethod
+    def expand(x: torch.Tensor) -> torch.Tensor:
+        return expand_to_mhc_ref(x, STREAMS)
+
+    @staticmethod
+    def connect(module: MHCPipeline, states: torch.Tensor) -> torch.Tensor:
+        given = module.options
+        mixes = mhc_pre_norm_fn_ref(states, module.fn, None, given["norm_eps"])
+        sizes = STREAMS, given["post_mult_value"], given["pre_eps"]
+        pre, post, comb = mhc_pre_split_mixes_ref(mixes, module.scale, module.base, *sizes)
+        comb = sinkhorn_normalize_ref(comb, given["sinkhorn_repeat"], given["sinkhorn_eps"])
+        return mhc_post_ref(module.layer(mhc_pre_apply_mix_ref(states, pre)), states, post, comb)
+
+    @staticmethod
+    def swiglu(x: torch.Tensor) -> torch.Tensor:
+        gate, value = x.float().chunk(2, dim=-1)
+        return (functional.silu(gate) * value).bfloat16()
 
     @staticmethod
     def engram(module: EngramGate, states: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -132,23 +189,25 @@ class TinyModel(nn.Module):
         self.up = nn.ParameterList(numbers(2 * INNER, HIDDEN, scale=HIDDEN**-0.5) for _ in range(NUM_EXPERTS))
         self.down = nn.ParameterList(numbers(HIDDEN, INNER, scale=INNER**-0.5) for _ in range(NUM_EXPERTS))
         self.head = numbers(VOCAB, HIDDEN, scale=HIDDEN**-0.5)
+        self.connection = MHCPipeline(self.mix, HIDDEN, mhc_mult=STREAMS, device=device)
 
     def weights_of(self, scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         weights = scores.gather(1, chosen)
         return weights / weights.sum(1, keepdim=True)
 
     def expert(self, expert: int, rows: torch.Tensor) -> torch.Tensor:
-        gate, value = functional.linear(rows, self.up[expert]).chunk(2, dim=-1)
-        return functional.linear(functional.silu(gate) * value, self.down[expert])
+        return functional.linear(self.layers.swiglu(functional.linear(rows, self.up[expert])), self.down[expert])
+
+    def mix(self, x: torch.Tensor) -> torch.Tensor:
+        """The mixture of experts."""
+        return self.layers.experts(self, x, torch.softmax(functional.linear(x.float(), self.router), dim=-1))
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """ids: (num_tokens, 2), the token before and the token itself."""
         embedded = functional.embedding(ids[:, 1].long(), self.embedding)
-        states = embedded[:, None].expand(-1, STREAMS, -1).contiguous()
-        x = self.layers.engram(self.engram, states, ids).float().mean(1).bfloat16()
-        scores = torch.softmax(functional.linear(x.float(), self.router), dim=-1)
-        x = x + self.layers.experts(self, x, scores)
-        return functional.linear(x, self.head).float()
+        states = self.layers.engram(self.engram, self.layers.expand(embedded), ids)
+        states = self.layers.connect(self.connection, states)
+        return functional.linear(states.float().mean(1).bfloat16(), self.head).float()
 
 
 def train(layers: Any, num_steps: int, device: str) -> list[float]:
@@ -156,15 +215,22 @@ def train(layers: Any, num_steps: int, device: str) -> list[float]:
     torch.manual_seed(0)
     model = TinyModel(layers, device)
     successors = torch.randint(VOCAB, (VOCAB, VOCAB), device=device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    # Steps are smaller than bf16 can hold: they are taken on copies in fp32
+    masters = [parameter.detach().float() for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(masters, lr=LEARNING_RATE, momentum=0.9)
     batches = torch.Generator().manual_seed(1)
     losses = []
     for _ in range(num_steps):
         ids = torch.randint(VOCAB, (NUM_TOKENS, 2), generator=batches, dtype=torch.int32).to(device)
-        optimizer.zero_grad()
+        model.zero_grad()
         loss = functional.cross_entropy(model(ids), successors[ids[:, 0], ids[:, 1]])
         loss.backward()
+        for master, parameter in zip(masters, model.parameters(), strict=True):
+            master.grad = parameter.grad.float()
         optimizer.step()
+        with torch.no_grad():
+            for master, parameter in zip(masters, model.parameters(), strict=True):
+                parameter.copy_(master)
         losses.append(loss.item())
     return losses
 
@@ -180,7 +246,8 @@ def main() -> None:
     worst = max(abs(x - y) / y for x, y in zip(ours, plain, strict=True))
     print(f"last {ours[-1]:.4f} and {plain[-1]:.4f} on {device}; furthest apart {worst:.2%}")
     assert worst <= TOLERANCE, f"losses differ by {worst:.2%}"
-    assert ours[-1] < ours[0], "nothing was learned"
+    if num_steps >= 50:
+        assert sum(ours[-10:]) < sum(ours[:10]), "nothing was learned"
 
 
 if __name__ == "__main__":

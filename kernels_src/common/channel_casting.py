@@ -1,4 +1,4 @@
-"""What the casts share whose scales belong to a channel of neighbouring tokens: tiles of 128 x 128, a thread's part of
+"""What the casts share whose scales belong to a channel of neighbouring tokens: tiles of 128 tokens, a thread's part of
 them, and the steps in channel_scales.cuh.
 
 A thread holds the same few channels of eight neighbouring tokens in registers, from the one read to the one write. The
@@ -11,13 +11,13 @@ import tilelang.language as T
 
 from .casting import SOURCES, load_row, store_row
 
-TILE = 128  # tokens and channels
+TILE = 128  # tokens
 ROWS = 8  # tokens of a thread
 _PIECE = 16  # tokens of a transposed channel that a thread writes at once
 _MOST_BLOCKS = 4  # blocks of tokens in a tile: 128, or 32 each
-# x -> channels of a thread, and blocks that a multiprocessor shall hold. Without the limit the compiler keeps what e4m3
-# was decoded to between the two passes.
-_PLAN = {"bf16": (8, 4), "fp32": (4, 2), "e4m3": (8, 3)}
+# x -> channels of a thread and of a tile, and blocks that a multiprocessor shall hold. Without the limit the compiler
+# keeps what e4m3 was decoded to between the two passes.
+_PLAN = {"bf16": (8, 128, 4), "fp32": (4, 128, 2), "e4m3": (16, 128, 6)}
 
 CHANNEL_SCALE_DTYPES = ("float32", "int32")
 CHANNEL_SCALE_KIND = "select(is_dtype(out_sf, int32), 1, 0)"
@@ -29,12 +29,12 @@ PASS_CONFIGS = {
 
 
 class Shape:
-    """The sizes of a variant: a thread's channels, the access width in elements of x, a block's threads."""
+    """The sizes of a variant: channels of a thread and a tile, the access width in elements of x, a block's threads."""
 
-    def __init__(self, kind: str, form: str, columns: int | None = None, min_blocks: int | None = None) -> None:
+    def __init__(self, kind: str, form: str, plan: tuple[int, int, int] | None = None) -> None:
         self.kind = kind
-        self.columns, self.min_blocks = columns or _PLAN[kind][0], min_blocks or _PLAN[kind][1]
-        self.across = TILE // self.columns
+        self.columns, self.width, self.min_blocks = plan or _PLAN[kind]
+        self.across = self.width // self.columns
         self.threads = self.across * TILE // ROWS
         self.warps = self.threads // 32
         self.is_general = form == "general"
@@ -43,13 +43,13 @@ class Shape:
         self.vector = 1 if self.is_general else self.columns
         # Floats in shared memory: maxima and inverses, then the e4m3 tile of a transposition. One buffer: two would get
         # the same place from TileLang.
-        self.scales = (self.warps + _MOST_BLOCKS) * TILE
-        self.shared = self.scales + TILE * TILE // 4
+        self.scales = (self.warps + _MOST_BLOCKS) * self.width
+        self.shared = self.scales + TILE * self.width // 4
 
 
-def num_tiles(num_tokens, hidden):
-    """Tiles, which lie along the tokens first: all of them on grid x, since y and z end at 65,535."""
-    return T.ceildiv(hidden, TILE) * T.ceildiv(num_tokens, TILE)
+def num_tiles(num_tokens, hidden, shape):
+    """Tiles, neighbours along a row: all of them on grid x, since y and z end at 65,535."""
+    return T.ceildiv(hidden, shape.width) * T.ceildiv(num_tokens, TILE)
 
 
 def is_block_size(num_per_tokens):
@@ -78,7 +78,7 @@ def make_inverses(
     a pair. `sizes`: tokens and channels of the output."""
     T.call_extern(
         "handle",
-        f"tk::store_column_maxima<{SOURCES[shape.kind][1]}, {ROWS}, {shape.columns}>",
+        f"tk::store_column_maxima<{SOURCES[shape.kind][1]}, {ROWS}, {shape.columns}, {shape.width}>",
         T.address_of(source[0]),
         T.address_of(factors[0]),
         T.access_ptr(shared[0], "w"),
@@ -86,7 +86,7 @@ def make_inverses(
     T.sync_threads()
     T.call_extern(
         "handle",
-        f"tk::make_channel_scales<{shape.warps}>",
+        f"tk::make_channel_scales<{shape.warps}, {shape.width}>",
         T.access_ptr(shared[0], "rw"),
         num_per_tokens,
         clamp_min,
@@ -100,7 +100,7 @@ def make_inverses(
     T.sync_threads()
     T.call_extern(
         "handle",
-        f"tk::load_inverses<{shape.warps}, {shape.columns}>",
+        f"tk::load_inverses<{shape.warps}, {shape.columns}, {shape.width}>",
         T.access_ptr(shared[0], "r"),
         num_per_tokens,
         T.address_of(inverses[0]),
@@ -116,16 +116,16 @@ def store_transposed(source, inverses, shared, out, shape, tile_row, tile_col, h
     thread = T.get_thread_binding()
     T.call_extern(
         "handle",
-        f"tk::store_transposed<{shape.columns}>",
+        f"tk::store_transposed<{shape.columns}, {shape.width}>",
         T.address_of(source[0]),
         T.address_of(inverses[0]),
         T.access_ptr(shared[shape.scales], "w"),
     )
     T.sync_threads()
-    for step in T.unroll(TILE * TILE // _PIECE // shape.threads):
+    for step in T.unroll(TILE * shape.width // _PIECE // shape.threads):
         channel = (step * shape.threads + thread) // (TILE // _PIECE)
         piece = thread % (TILE // _PIECE)
-        if tile_col * TILE + channel < hidden:
+        if tile_col * shape.width + channel < hidden:
             T.call_extern(
                 "handle",
                 f"tk::load_transposed<{shape.columns}>",
@@ -134,4 +134,6 @@ def store_transposed(source, inverses, shared, out, shape, tile_row, tile_col, h
                 piece,
                 T.address_of(target[0]),
             )
-            store_row(target, out, tile_col * TILE + channel, tile_row * (TILE // _PIECE) + piece, _PIECE, vector)
+            store_row(
+                target, out, tile_col * shape.width + channel, tile_row * (TILE // _PIECE) + piece, _PIECE, vector
+            )

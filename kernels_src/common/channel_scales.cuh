@@ -1,6 +1,6 @@
-// Scales that a channel has for its neighbouring tokens: the steps of a block of threads on a tile of 128 x 128. A
-// thread holds kColumns neighbouring channels of kRows neighbouring tokens, so 128 / kColumns lanes lie along a row.
-// 128 or 32 tokens share a scale: a whole number of warps. Sources are tags of cast.cuh.
+// Scales that a channel has for its neighbouring tokens: the steps of a block of threads on a tile of 128 tokens and
+// kWidth channels. A thread holds kColumns neighbouring channels of kRows neighbouring tokens, so kWidth / kColumns
+// lanes lie along a row. 128 or 32 tokens share a scale: a whole number of warps. Sources are tags of cast.cuh.
 #pragma once
 
 #include "cast.cuh"
@@ -8,11 +8,50 @@
 
 namespace tk {
 
-constexpr int kTile = 128;
+constexpr int kTile = 128;  // tokens
+
+// ---- four e4m3 bytes of a word, without moves between the conversions of its halves
+// ----------------------------------
+
+__device__ __forceinline__ void decode_e4m3x4(uint32_t word, float factor, float* values) {
+  __half2 halves[2];
+#if __CUDA_ARCH__ >= 890
+  asm("{\n\t.reg .b16 low, high;\n\t"
+      "mov.b32 {low, high}, %2;\n\t"
+      "cvt.rn.f16x2.e4m3x2 %0, low;\n\t"
+      "cvt.rn.f16x2.e4m3x2 %1, high;\n\t}"
+      : "=r"(*reinterpret_cast<uint32_t*>(&halves[0])), "=r"(*reinterpret_cast<uint32_t*>(&halves[1]))
+      : "r"(word));
+#else
+  halves[0] = decode_e4m3x2(word & 0xffffu);
+  halves[1] = decode_e4m3x2(word >> 16);
+#endif
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float2 pair = __half22float2(halves[i]);
+    values[2 * i] = pair.x * factor;
+    values[2 * i + 1] = pair.y * factor;
+  }
+}
+
+__device__ __forceinline__ uint32_t encode_e4m3_word(const float* values) {
+#if __CUDA_ARCH__ >= 890
+  uint32_t word;
+  asm("{\n\t.reg .b16 low, high;\n\t"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n\t"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n\t"
+      "mov.b32 %0, {low, high};\n\t}"
+      : "=r"(word)
+      : "f"(values[0]), "f"(values[1]), "f"(values[2]), "f"(values[3]));
+  return word;
+#else
+  return encode_e4m3x4(values);
+#endif
+}
 
 // ---- largest magnitude of each channel over a warp's tokens --------------------------------------------------------
 
-template <int kRows, int kColumns>
+template <int kRows, int kColumns, int kWidth>
 __device__ __forceinline__ void warp_column_maxima(Bf16, const uint32_t* words, const float*, float* maxima) {
   const __nv_bfloat162* pairs = reinterpret_cast<const __nv_bfloat162*>(words);
 #pragma unroll
@@ -21,23 +60,23 @@ __device__ __forceinline__ void warp_column_maxima(Bf16, const uint32_t* words, 
 #pragma unroll
     for (int i = 1; i < kRows; ++i) most = __hmax2(most, __habs2(pairs[i * (kColumns / 2) + j]));
 #pragma unroll
-    for (int distance = kTile / kColumns; distance < 32; distance *= 2)
+    for (int distance = kWidth / kColumns; distance < 32; distance *= 2)
       most = __hmax2(most, __shfl_xor_sync(0xffffffffu, most, distance));
     maxima[2 * j] = __low2float(most);
     maxima[2 * j + 1] = __high2float(most);
   }
 }
 
-template <int kColumns>
+template <int kColumns, int kWidth>
 __device__ __forceinline__ void share_among_rows(float* maxima) {
 #pragma unroll
-  for (int distance = kTile / kColumns; distance < 32; distance *= 2) {
+  for (int distance = kWidth / kColumns; distance < 32; distance *= 2) {
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) maxima[j] = fmaxf(maxima[j], __shfl_xor_sync(0xffffffffu, maxima[j], distance));
   }
 }
 
-template <int kRows, int kColumns>
+template <int kRows, int kColumns, int kWidth>
 __device__ __forceinline__ void warp_column_maxima(Fp32, const uint32_t* words, const float*, float* maxima) {
 #pragma unroll
   for (int j = 0; j < kColumns; ++j) {
@@ -45,35 +84,57 @@ __device__ __forceinline__ void warp_column_maxima(Fp32, const uint32_t* words, 
 #pragma unroll
     for (int i = 1; i < kRows; ++i) maxima[j] = fmaxf(maxima[j], fabsf(float_of(words[i * kColumns + j])));
   }
-  share_among_rows<kColumns>(maxima);
+  share_among_rows<kColumns, kWidth>(maxima);
 }
 
 // Products are compared as they are rounded: data * factor.
-template <int kRows, int kColumns>
+template <int kRows, int kColumns, int kWidth>
 __device__ __forceinline__ void warp_column_maxima(E4m3, const uint32_t* words, const float* factors, float* maxima) {
 #pragma unroll
-  for (int j = 0; j < kColumns; ++j) maxima[j] = 0.0f;
+  for (int block = 0; block < kColumns / 4; ++block) {
 #pragma unroll
-  for (int i = 0; i < kRows; ++i) {
+    for (int j = 0; j < 4; ++j) maxima[4 * block + j] = 0.0f;
 #pragma unroll
-    for (int block = 0; block < kColumns / 8; ++block) {
-      float values[8];
-      load_x8(E4m3{}, words + i * (kColumns / 4), block, factors[i], values);
+    for (int i = 0; i < kRows; ++i) {
+      float values[4];
+      decode_e4m3x4(words[i * (kColumns / 4) + block], factors[i], values);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) maxima[8 * block + j] = fmaxf(maxima[8 * block + j], fabsf(values[j]));
+      for (int j = 0; j < 4; ++j) maxima[4 * block + j] = fmaxf(maxima[4 * block + j], fabsf(values[j]));
     }
   }
-  share_among_rows<kColumns>(maxima);
+  share_among_rows<kColumns, kWidth>(maxima);
 }
 
-// Row `warp` of shared maxima (warps, 128) = those of the warp's tokens.
-template <typename Source, int kRows, int kColumns>
+// The scales of a thread's tokens in one column of the scales of x, 0 for negative rows. The kind is tested once for
+// all: eight tests between the loads took as long as a fifth of the cast.
+template <int kRows>
+__device__ __forceinline__ void load_factors(const void* base, int64_t row_stride, int64_t column_stride,
+                                             const int* rows, int column, int kind, float* factors) {
+  if (kind == kScaleFp32) {
+    const float* source = static_cast<const float*>(base) + column * column_stride;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) factors[i] = rows[i] >= 0 ? source[rows[i] * row_stride] : 0.0f;
+  } else {
+    const bool is_packed = kind == kScalePacked;
+    const int size = is_packed ? 4 : 1;
+    const uint8_t* source = static_cast<const uint8_t*>(base) +
+                            size * ((is_packed ? column >> 2 : column) * column_stride) + (is_packed ? column & 3 : 0);
+    uint32_t bytes[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) bytes[i] = rows[i] >= 0 ? source[size * (rows[i] * row_stride)] : 0u;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) factors[i] = decode_scale(bytes[i], kind);
+  }
+}
+
+// Row `warp` of shared maxima (warps, kWidth) = those of the warp's tokens.
+template <typename Source, int kRows, int kColumns, int kWidth>
 __device__ __forceinline__ void store_column_maxima(const void* source, const float* factors, void* shared) {
   float maxima[kColumns];
-  warp_column_maxima<kRows, kColumns>(Source{}, static_cast<const uint32_t*>(source), factors, maxima);
+  warp_column_maxima<kRows, kColumns, kWidth>(Source{}, static_cast<const uint32_t*>(source), factors, maxima);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  if (lane < kTile / kColumns) {
-    float4* target = reinterpret_cast<float4*>(static_cast<float*>(shared) + warp * kTile + lane * kColumns);
+  if (lane < kWidth / kColumns) {
+    float4* target = reinterpret_cast<float4*>(static_cast<float*>(shared) + warp * kWidth + lane * kColumns);
 #pragma unroll
     for (int i = 0; i < kColumns / 4; ++i)
       target[i] = make_float4(maxima[4 * i], maxima[4 * i + 1], maxima[4 * i + 2], maxima[4 * i + 3]);
@@ -97,27 +158,27 @@ __device__ __forceinline__ void store_channel_scale(void* out_sf, int row, int n
   }
 }
 
-// From shared maxima (kWarps, 128) to inverses (128 / num_per_tokens, 128) behind them, and to out_sf.
-template <int kWarps>
+// From shared maxima (kWarps, kWidth) to inverses (128 / num_per_tokens, kWidth) behind them, and to out_sf.
+template <int kWarps, int kWidth>
 __device__ __forceinline__ void make_channel_scales(void* shared, int num_per_tokens, float clamp_min, bool round_sf,
                                                     void* out_sf, int kind, int tile_row, int tile_col, int num_tokens,
                                                     int hidden) {
   const float* maxima = static_cast<const float*>(shared);
-  float* inverses = static_cast<float*>(shared) + kWarps * kTile;
+  float* inverses = static_cast<float*>(shared) + kWarps * kWidth;
   const int num_blocks = num_per_tokens == kTile ? 1 : 4;
   const int num_warps = num_per_tokens == kTile ? kWarps : kWarps / 4;
   const int num_rows = (num_tokens + num_per_tokens - 1) / num_per_tokens;
-  for (int i = threadIdx.x; i < num_blocks * kTile; i += 32 * kWarps) {
-    const int block = i / kTile, column = i % kTile;
-    const float* column_maxima = maxima + block * num_warps * kTile + column;
+  for (int i = threadIdx.x; i < num_blocks * kWidth; i += 32 * kWarps) {
+    const int block = i / kWidth, column = i % kWidth;
+    const float* column_maxima = maxima + block * num_warps * kWidth + column;
     float most = column_maxima[0];
 #pragma unroll
     for (int warp = 1; warp < kWarps; ++warp) {
-      if (warp < num_warps) most = fmaxf(most, column_maxima[warp * kTile]);
+      if (warp < num_warps) most = fmaxf(most, column_maxima[warp * kWidth]);
     }
     float scale;
     make_scales<1>(&most, clamp_min, 448.0f, round_sf, kScaleFp32, &scale, inverses + i);
-    const int row = tile_row * num_blocks + block, channel = tile_col * kTile + column;
+    const int row = tile_row * num_blocks + block, channel = tile_col * kWidth + column;
     if (row < num_rows && channel < hidden) {
       store_channel_scale(out_sf, row, num_rows, channel, hidden, kind, scale);
     }
@@ -125,13 +186,13 @@ __device__ __forceinline__ void make_channel_scales(void* shared, int num_per_to
 }
 
 // The inverses of a thread's channels.
-template <int kWarps, int kColumns>
+template <int kWarps, int kColumns, int kWidth>
 __device__ __forceinline__ void load_inverses(const void* shared, int num_per_tokens, float* inverses) {
-  constexpr int kAcross = kTile / kColumns;
+  constexpr int kAcross = kWidth / kColumns;
   const int warp = threadIdx.x / 32, across = threadIdx.x % kAcross;
   const int block = num_per_tokens == kTile ? 0 : warp / (kWarps / 4);
-  const float4* source = reinterpret_cast<const float4*>(static_cast<const float*>(shared) + kWarps * kTile +
-                                                         block * kTile + across * kColumns);
+  const float4* source = reinterpret_cast<const float4*>(static_cast<const float*>(shared) + kWarps * kWidth +
+                                                         block * kWidth + across * kColumns);
 #pragma unroll
   for (int i = 0; i < kColumns / 4; ++i) reinterpret_cast<float4*>(inverses)[i] = source[i];
 }
@@ -156,7 +217,7 @@ __device__ __forceinline__ void load_channels(Fp32, const uint32_t* words, float
 template <int kColumns>
 __device__ __forceinline__ void load_channels(E4m3, const uint32_t* words, float factor, float* values) {
 #pragma unroll
-  for (int block = 0; block < kColumns / 8; ++block) load_x8(E4m3{}, words, block, factor, values + 8 * block);
+  for (int block = 0; block < kColumns / 4; ++block) decode_e4m3x4(words[block], factor, values + 4 * block);
 }
 
 // One token: target = convert((source * factor) * inverse), two roundings; plain sources have no factor.
@@ -168,7 +229,7 @@ __device__ __forceinline__ void convert_channels(const void* source, float facto
 #pragma unroll
   for (int j = 0; j < kColumns; ++j) values[j] *= inverses[j];
 #pragma unroll
-  for (int i = 0; i < kColumns / 4; ++i) static_cast<uint32_t*>(target)[i] = encode_e4m3x4(values + 4 * i);
+  for (int i = 0; i < kColumns / 4; ++i) static_cast<uint32_t*>(target)[i] = encode_e4m3_word(values + 4 * i);
 }
 
 // ---- transposition --------------------------------------------------------------------------------------------------
@@ -181,10 +242,10 @@ __device__ __forceinline__ int piece_of(int channel, int tokens) {
 }
 
 // kColumns bf16 channels of eight tokens become as many pieces.
-template <int kColumns>
+template <int kColumns, int kWidth>
 __device__ __forceinline__ void store_transposed(const void* source, const float* inverses, void* tile) {
   const uint32_t* words = static_cast<const uint32_t*>(source);
-  const int across = threadIdx.x % (kTile / kColumns), down = threadIdx.x / (kTile / kColumns);
+  const int across = threadIdx.x % (kWidth / kColumns), down = threadIdx.x / (kWidth / kColumns);
 #pragma unroll
   for (int j = 0; j < kColumns; ++j) {
     float values[8];
@@ -194,7 +255,7 @@ __device__ __forceinline__ void store_transposed(const void* source, const float
       values[i] = float_of(j % 2 == 0 ? word << 16 : word & 0xffff0000u) * inverses[j];
     }
     static_cast<uint2*>(tile)[piece_of<kColumns>(across * kColumns + j, down)] =
-        make_uint2(encode_e4m3x4(values), encode_e4m3x4(values + 4));
+        make_uint2(encode_e4m3_word(values), encode_e4m3_word(values + 4));
   }
 }
 

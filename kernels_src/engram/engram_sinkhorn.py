@@ -122,16 +122,16 @@ def _load_columns(col_scale, scales, lane, num_cols, pieces):
 
 @T.macro
 def _load_rows(matrix, row_scale, values, row_scales, bounds, lane, num_cols, pieces, warps):
-    """A warp's rows first, first + warps, ... below end; bounds: (first, end)."""
-    first, end = bounds
+    """A warp's rows first, first + warps, ... below end; bounds: (first, end), in a tuple, because a macro renames the
+    variables that it is given by themselves."""
     for row in T.unroll(_IN_FLIGHT // pieces):
-        if first + row * warps < end:
-            row_scales[row] = row_scale[first + row * warps]
+        if bounds[0] + row * warps < bounds[1]:
+            row_scales[row] = row_scale[bounds[0] + row * warps]
             for piece in T.unroll(pieces):
                 if piece * _PIECE < num_cols:
                     for i in T.vectorized(4):
                         values[(row * pieces + piece) * 4 + i] = matrix[
-                            first + row * warps, (piece * _WARP + lane) * 4 + i
+                            bounds[0] + row * warps, (piece * _WARP + lane) * 4 + i
                         ]
                 else:
                     for i in T.vectorized(4):

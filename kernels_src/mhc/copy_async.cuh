@@ -16,6 +16,12 @@ __device__ __forceinline__ void copy_async(uint32_t target, const void* source, 
                : "memory");
 }
 
+// The same through L1, for what other warps of the SM copy too.
+__device__ __forceinline__ void copy_async_cached(uint32_t target, const void* source, bool is_valid) {
+  const int size = is_valid ? 16 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(size) : "memory");
+}
+
 // 4 bytes.
 __device__ __forceinline__ void copy_word_async(uint32_t target, const void* source, bool is_valid = true) {
   const int size = is_valid ? 4 : 0;

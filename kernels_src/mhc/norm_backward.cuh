@@ -23,7 +23,8 @@ struct NormBackward {
   static constexpr int kLaneBytes = kPairs * 4;           // of one token
   static constexpr int kChannels = 8 * kPairs * 2;        // of a warp
   static constexpr int kRowsBytes = 2 * 32 * kLaneBytes;  // residual or its gradient
-  static constexpr int kMulBytes = kTokens * kColumns * 4;
+  static constexpr int kMulStride = kColumns + 4;         // no bank conflicts, whichever way it is read
+  static constexpr int kMulBytes = kTokens * kMulStride * 4;
   static constexpr int kStageBytes = 2 * kRowsBytes + kMulBytes + kTokens * 4;
   static constexpr int kSharedBytes = kWarps * kStages * kStageBytes;
 
@@ -68,15 +69,17 @@ struct NormBackward {
       copy_lane(target, residual + at, is_valid);
       copy_lane(target + kRowsBytes, residual_grad + at, is_valid);
     }
-    constexpr int kMulChunks = kMulBytes / 16;
+    constexpr int kRowChunks = kColumns / 4;
+    constexpr int kMulChunks = kTokens * kRowChunks;
 #pragma unroll
     for (int i = 0; i < (kMulChunks + 31) / 32; ++i) {
       const int chunk = i * 32 + lane;
       if (chunk < kMulChunks) {
-        const int64_t token = first_token + chunk / (kColumns / 4);
+        const int64_t token = first_token + chunk / kRowChunks;
         const bool is_valid = token < end_token;
         const float* source = out_mul_grad + (is_valid ? first_token * kColumns + chunk * 4 : 0);
-        copy_async(stage + 2 * kRowsBytes + chunk * 16, source, is_valid);
+        copy_async_cached(stage + 2 * kRowsBytes + (chunk / kRowChunks * kMulStride + chunk % kRowChunks * 4) * 4,
+                          source, is_valid);
       }
     }
     if (lane < kTokens) {
@@ -152,9 +155,9 @@ struct NormBackward {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           by_token[i] = round_to_tf32(
-              __float_as_uint(load_shared_word(mul + (group * kColumns + columns * 8 + quad + i * 4) * 4)));
+              __float_as_uint(load_shared_word(mul + (group * kMulStride + columns * 8 + quad + i * 4) * 4)));
           by_column[i] = round_to_tf32(
-              __float_as_uint(load_shared_word(mul + ((quad * 2 + i) * kColumns + columns * 8 + group) * 4)));
+              __float_as_uint(load_shared_word(mul + ((quad * 2 + i) * kMulStride + columns * 8 + group) * 4)));
         }
 #pragma unroll
         for (int pair = 0; pair < kPairs; ++pair) {

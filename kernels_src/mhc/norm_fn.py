@@ -1,44 +1,40 @@
 """The product of pre-norm: residual x fn^T in tf32 and the sums of squares, in parts over the channels; gradients.
 
-aligned, on tensor cores: forward a block takes 256 tokens (128 with many columns) and the channels of one part, backward
-256 channels (64 with many columns) and the tokens of one part. general: a warp takes four tokens, a thread one channel.
-The device code is in norm_partials.cuh and norm_backward.cuh.
+aligned, on tensor cores: forward a block takes 128 tokens and the channels of one part, backward 256 channels (64 with
+many columns) and the tokens of one part. general: a warp takes four tokens, a thread one channel. The device code is in
+norm_partials.cuh and norm_backward.cuh.
 """
 
 import tilelang.language as T
 
 from ..common.device import aligned, include
-from ..declare import arch, forms, grid, kernel
+from ..declare import forms, grid, kernel
 
 _WARP = 32
-_DEPTH = 64  # channels of a stage of the ring in shared memory
-_MAX_STAGES = 5
-_SHARED_LEFT = 1024  # bytes that a block does not use
+_WARPS = 4
+_ROW_TILES = 2  # of 16 tokens for each warp
+_ROWS = _WARPS * _ROW_TILES * 16
+_STAGES = 2  # of the ring in shared memory
 
 # general
 _THREADS = 128
 _TOKENS = 4
 
 
-def _num_rows(num_columns):
-    """Tokens of a block: warps have 32 each."""
-    return 256 if num_columns <= 24 else 128
-
-
-def _ring(num_columns):
-    """(stages, bytes) of the ring."""
-    stage = _DEPTH * (2 * _num_rows(num_columns) + 4 * num_columns)
-    stages = min(_MAX_STAGES, (arch().smem_per_block - _SHARED_LEFT) // stage)
-    return stages, stages * stage
+def _depth(num_columns):
+    """Channels of a stage: 90 KB of ring at most, so that two blocks share an SM."""
+    return 128 if num_columns <= 24 else 64
 
 
 @T.macro
-def _multiply(residual, fn, out_mul, sqrsum, block, num_tokens, num_channels, n_splits, num_columns, ring):
+def _multiply(residual, fn, out_mul, sqrsum, block, num_tokens, num_channels, n_splits, num_columns):
     include("aligned.cuh", "norm_partials.cuh")
-    shared = T.alloc_shared((ring[1],), "uint8")
+    T.annotate_min_blocks_per_sm(2)
+    depth = _depth(num_columns)
+    shared = T.alloc_shared((_STAGES * depth * (2 * _ROWS + 4 * num_columns),), "uint8")
     T.call_extern(
         "handle",
-        f"tk::NormPartials<{num_columns // 8}, {_num_rows(num_columns) // _WARP}, {_DEPTH}, {ring[0]}>::run",
+        f"tk::NormPartials<{num_columns // 8}, {_ROW_TILES}, {_WARPS}, {depth}, {_STAGES}>::run",
         aligned(16, T.access_ptr(residual[0, 0, 0], "r")),
         aligned(16, T.access_ptr(fn[0, 0], "r")),
         aligned(8, T.access_ptr(out_mul[0, 0, 0], "w")),
@@ -79,13 +75,11 @@ def mhc_pre_norm_fn_partials(num_columns, form):
     """Write residual x fn^T and each token's sum of squares, one part of the channels after the other.
 
     fn is rounded to tf32, halves away from zero; sums are fp32. The parts are as equal as their unit allows, which is
-    64 channels in the aligned form, one in the general.
+    128 channels in the aligned form (64 with many columns), one in the general.
     """
     num_tokens, mhc_mult, hidden = T.dynamic("num_tokens"), T.dynamic("mhc_mult"), T.dynamic("hidden")
     n_splits = T.dynamic("n_splits")
-    num_rows = _num_rows(num_columns) if form == "aligned" else _THREADS // _WARP * _TOKENS
-    threads = num_rows if form == "aligned" else _THREADS
-    ring = _ring(num_columns)
+    num_rows = _ROWS if form == "aligned" else _THREADS // _WARP * _TOKENS
 
     @T.prim_func
     def main(
@@ -96,11 +90,11 @@ def mhc_pre_norm_fn_partials(num_columns, form):
     ):
         if form == "aligned":
             T.assume(mhc_mult * hidden % 8 == 0)
-        with T.Kernel(T.ceildiv(num_tokens, num_rows) * n_splits, threads=threads) as block:
+        with T.Kernel(T.ceildiv(num_tokens, num_rows) * n_splits, threads=_THREADS) as block:
             if form == "aligned":
                 _multiply(
                     residual, fn, out_mul_splitted, sqrsum_splitted, block, num_tokens, mhc_mult * hidden, n_splits,
-                    num_columns, ring,
+                    num_columns,
                 )  # fmt: skip
             else:
                 _multiply_general(
@@ -124,7 +118,7 @@ def _backward_channels(num_columns, form):
 
 
 def _backward_ring_bytes(num_columns, pairs):
-    return _BACKWARD_WARPS * _BACKWARD_STAGES * (2 * 2 * _WARP * 4 * pairs + 8 * 4 * (num_columns + 1))
+    return _BACKWARD_WARPS * _BACKWARD_STAGES * (2 * 2 * _WARP * 4 * pairs + 8 * 4 * (num_columns + 5))
 
 
 @T.macro

@@ -9,16 +9,17 @@
 
 namespace tk {
 
-// One block: kWarps * 32 tokens times kColumnTiles * 8 rows of fn, over the channels of one split. Channels pass
-// through a ring of kStages stages of kDepth in shared memory. Chunks are 16 bytes and are stored with their index
+// One block: kWarps * kRowTiles * 16 tokens times kColumnTiles * 8 rows of fn, over the channels of one split. Channels
+// pass through a ring of kStages stages of kDepth in shared memory. Chunks are 16 bytes and are stored with their index
 // xor-ed by the row, so that neither the copies nor the loads meet bank conflicts.
 //
 // Which channel a lane holds does not matter as long as both operands agree: lane t of a quad takes 8 neighbours of the
 // 32 channels of a step, 16 bytes of residual and 32 of fn, and gives two of them to each of four products.
-template <int kColumnTiles, int kWarps, int kDepth, int kStages>
+template <int kColumnTiles, int kRowTiles, int kWarps, int kDepth, int kStages>
 struct NormPartials {
   static constexpr int kThreads = kWarps * 32;
-  static constexpr int kRows = kWarps * 32;
+  static constexpr int kWarpRows = kRowTiles * 16;
+  static constexpr int kRows = kWarps * kWarpRows;
   static constexpr int kColumns = kColumnTiles * 8;
   static constexpr int kResidualBytes = kRows * kDepth * 2;
   static constexpr int kFnBytes = kColumns * kDepth * 4;
@@ -44,10 +45,10 @@ struct NormPartials {
       const int chunk = thread % kResidualChunks;
       const bool has_channels = first_channel + chunk * 8 < end_channel;
       constexpr int kRowStep = 32 / kResidualChunks;  // a warp copies the rows that it will read
-      const int row = (thread / 32) * 32 + thread % 32 / kResidualChunks;
+      const int row = thread / 32 * kWarpRows + thread % 32 / kResidualChunks;
       const char* source = residual + (first_row + row) * row_bytes + (first_channel + chunk * 8) * 2;
 #pragma unroll
-      for (int i = 0; i < 32 / kRowStep; ++i) {
+      for (int i = 0; i < kWarpRows / kRowStep; ++i) {
         const bool is_valid = has_channels && first_row + row + i * kRowStep < num_tokens;
         copy_async(stage + residual_offset(row + i * kRowStep, chunk), is_valid ? source : residual, is_valid);
         source += kRowStep * row_bytes;
@@ -65,15 +66,18 @@ struct NormPartials {
     }
   }
 
-  __device__ static __forceinline__ void add_stage(uint32_t stage, float (&sums)[2][kColumnTiles][4],
-                                                   float (&squares)[4]) {
+  __device__ static __forceinline__ void add_stage(uint32_t stage, float (&sums)[kRowTiles][kColumnTiles][4],
+                                                   float (&squares)[kRowTiles * 2]) {
+    // First over the stage: many small squares would vanish in a large sum
+    float stage_squares[kRowTiles * 2] = {};
     const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
-    const int first_row = threadIdx.x / 32 * 32 + group;
-#pragma unroll(kColumnTiles > 4 ? 1 : kDepth / 32)
+    const int first_row = threadIdx.x / 32 * kWarpRows + group;
+#pragma unroll(kColumnTiles * kRowTiles > 8 ? 1 : kDepth / 32)
     for (int step = 0; step < kDepth / 32; ++step) {
-      uint4 x[4];
+      uint4 x[kRowTiles * 2];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) x[i] = load_shared(stage + residual_offset(first_row + i * 8, step * 4 + quad));
+      for (int i = 0; i < kRowTiles * 2; ++i)
+        x[i] = load_shared(stage + residual_offset(first_row + i * 8, step * 4 + quad));
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         uint4 weights[kColumnTiles];
@@ -84,7 +88,7 @@ struct NormPartials {
 #pragma unroll
         for (int word = 0; word < 2; ++word) {
 #pragma unroll
-          for (int rows = 0; rows < 2; ++rows) {
+          for (int rows = 0; rows < kRowTiles; ++rows) {
             const uint4 upper = x[rows * 2], lower = x[rows * 2 + 1];
             const uint32_t upper_pair = half ? (word ? upper.w : upper.z) : (word ? upper.y : upper.x);
             const uint32_t lower_pair = half ? (word ? lower.w : lower.z) : (word ? lower.y : lower.x);
@@ -93,7 +97,7 @@ struct NormPartials {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
               const float value = __uint_as_float(a[i]);
-              squares[rows * 2 + i % 2] = __fmaf_rn(value, value, squares[rows * 2 + i % 2]);
+              stage_squares[rows * 2 + i % 2] = __fmaf_rn(value, value, stage_squares[rows * 2 + i % 2]);
             }
 #pragma unroll
             for (int tile = 0; tile < kColumnTiles; ++tile) {
@@ -104,6 +108,8 @@ struct NormPartials {
         }
       }
     }
+#pragma unroll
+    for (int i = 0; i < kRowTiles * 2; ++i) squares[i] += stage_squares[i];
   }
 
   // residual (num_tokens, num_channels) bf16; fn (kColumns, num_channels) fp32; out_mul (splits, num_tokens, kColumns),
@@ -123,8 +129,9 @@ struct NormPartials {
       }
       commit_copies();
     };
-    float sums[2][kColumnTiles][4] = {};
-    float squares[4] = {};
+    const bool has_tokens = first_row + threadIdx.x / 32 * kWarpRows < num_tokens;  // this warp
+    float sums[kRowTiles][kColumnTiles][4] = {};
+    float squares[kRowTiles * 2] = {};
 #pragma unroll
     for (int stage = 0; stage < kStages - 1; ++stage) start(first + stage);
 #pragma unroll 1
@@ -132,14 +139,14 @@ struct NormPartials {
       wait_for_copies<kStages - 2>();
       __syncthreads();  // this stage is there for all, and all have read the one before, which is filled anew now
       start(block + kStages - 1);
-      add_stage(ring + (block - first) % kStages * kStageBytes, sums, squares);
+      if (has_tokens) add_stage(ring + (block - first) % kStages * kStageBytes, sums, squares);
     }
     const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < kRowTiles * 2; ++i) {
       squares[i] += __shfl_xor_sync(0xffffffffu, squares[i], 1);
       squares[i] += __shfl_xor_sync(0xffffffffu, squares[i], 2);
-      const int64_t row = first_row + threadIdx.x / 32 * 32 + i * 8 + group;
+      const int64_t row = first_row + threadIdx.x / 32 * kWarpRows + i * 8 + group;
       if (row < num_tokens) {
         const int64_t at = static_cast<int64_t>(split) * num_tokens + row;
         if (quad == 0) sqrsum[at] = squares[i];

@@ -6,11 +6,12 @@ A block takes one token; the device code is in big_fuse.cuh. Every result has th
 import tilelang.language as T
 
 from ..common.device import aligned, include
-from ..declare import arch, forms, grid, kernel
+from ..declare import forms, grid, kernel
 
 _THREADS = 128
-# Of the ring in shared memory by number of streams, 48 KB in all: four blocks share an SM
-_STAGES = {2: 12, 4: 6, 8: 3}
+_WARP = 32  # forms the mixes
+# Of the ring in shared memory by number of streams. More cost more than they bring: fewer blocks share an SM
+_STAGES = {2: 4, 4: 3, 8: 2}
 
 
 @kernel(
@@ -22,8 +23,7 @@ def mhc_pre_big_fuse_fwd(mhc_mult, form):
     num_tokens, hidden, n_splits = T.dynamic("num_tokens"), T.dynamic("hidden"), T.dynamic("n_splits")
     num_columns = mhc_mult * (mhc_mult + 2)
     count = 8 if form == "aligned" else 1
-    # Three blocks of an sm_89 share 99 KB
-    stages = _STAGES[mhc_mult] if arch().smem_per_block > 100 * 1024 else _STAGES[mhc_mult] * 2 // 3
+    stages = _STAGES[mhc_mult]
     helper = f"tk::BigFuse<{mhc_mult}, {count}, {_THREADS}, {stages}>::run"
     ring_bytes = stages * mhc_mult * _THREADS * 16 if form == "aligned" else 16
 
@@ -45,7 +45,7 @@ def mhc_pre_big_fuse_fwd(mhc_mult, form):
     ):
         if form == "aligned":
             T.assume(hidden % 8 == 0)
-        with T.Kernel(num_tokens, threads=_THREADS) as token:
+        with T.Kernel(num_tokens, threads=_THREADS + _WARP) as token:
             include("aligned.cuh", "big_fuse.cuh")
             ring = T.alloc_shared((ring_bytes,), "uint8")
             mixes = T.alloc_shared((num_columns,), "float32")

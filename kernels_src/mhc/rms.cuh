@@ -7,22 +7,50 @@
 
 namespace tk {
 
-// The sum of num_parts numbers that lie `stride` apart, first to last.
-__device__ __forceinline__ float sum_parts(const float* parts, int64_t stride, int num_parts) {
-  float total = 0.0f;
-#pragma unroll 8
-  for (int i = 0; i < num_parts; ++i) total = sum(total, parts[i * stride]);
-  return total;
+// The sums of num_parts numbers that lie `stride` apart, first to last, of two arrays. Eight of each are on their way
+// at a time.
+__device__ __forceinline__ void sum_parts_of_two(const float* first_parts, int64_t first_stride,
+                                                 const float* second_parts, int64_t second_stride, int num_parts,
+                                                 float* first_total, float* second_total) {
+  constexpr int kLoads = 8;
+  float totals[2] = {};
+#pragma unroll 1
+  for (int first = 0; first < num_parts; first += kLoads) {
+    float values[2][kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const bool is_part = first + i < num_parts;
+      values[0][i] = is_part ? first_parts[(first + i) * first_stride] : 0.0f;
+      values[1][i] = is_part ? second_parts[(first + i) * second_stride] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      totals[0] = sum(totals[0], values[0][i]);
+      totals[1] = sum(totals[1], values[1][i]);
+    }
+  }
+  *first_total = totals[0];
+  *second_total = totals[1];
 }
 
-// 1 / sqrt(sqrsum / size + eps)
+// 1 / sqrt(sqrsum / size + eps), with the bits of torch's rsqrt
 __device__ __forceinline__ float rms_factor(float sqrsum, int size, float eps) {
-  return __frsqrt_rn(sum(quotient(sqrsum, static_cast<float>(size)), eps));
+  return rsqrtf(sum(quotient(sqrsum, static_cast<float>(size)), eps));
 }
 
 // Add one more group's share to a mix, which starts at zero.
 __device__ __forceinline__ float add_group(float mix, float out_mul, float factor) {
   return sum(mix, product(out_mul, factor));
+}
+
+// The sum over kLanes neighbouring lanes, for all of them. All lanes of a warp call it together.
+template <int kLanes>
+__device__ __forceinline__ float sum_of_lanes(float value) {
+#pragma unroll
+  for (int distance = 1; distance < kLanes; distance *= 2) {
+    value = sum(value, __shfl_xor_sync(0xffffffffu, value, distance));
+  }
+  return value;
 }
 
 // The gradient of sqrsum; `dot` is the sum over the columns of the gradient times out_mul.

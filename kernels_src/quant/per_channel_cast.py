@@ -1,12 +1,12 @@
 """Casts of a matrix to e4m3 with a scale for each channel of 32 or 128 neighbouring tokens, with and without a gather.
 
-A block takes a tile of 128 x 128, see channel_casting.py; tokens beyond the last one and padding cost no read. Forms
+A block takes a tile, see channel_casting.py; tokens beyond the last one and padding cost no read. Forms
 differ in access width: aligned reads 16 bytes at once, general takes any stride and address.
 """
 
 import tilelang.language as T
 
-from ..common.casting import SCALE_DTYPES, SOURCES, decode_scale, divide, load_row, load_scale, scale_kind, store_row
+from ..common.casting import SCALE_DTYPES, SOURCES, divide, load_row, scale_kind, store_row
 from ..common.channel_casting import (
     CHANNEL_SCALE_DTYPES,
     CHANNEL_SCALE_KIND,
@@ -38,14 +38,19 @@ def _is_group_size(num_per_channels):
     return T.Or(num_per_channels == 32, num_per_channels == 128)
 
 
-@T.macro
-def _load_factors(factors, bits, rows, column, pair):
-    for i in T.unroll(ROWS):
-        bits[i] = T.uint32(0)
-        if rows[i] >= 0:
-            bits[i] = load_scale(pair[0], pair[1], rows[i], divide(column, pair[2]), pair[3])
-    for i in T.unroll(ROWS):
-        factors[i] = decode_scale(bits[i], pair[3])
+def _load_factors(factors, rows, column, pair):
+    """The scales of a thread's tokens; `pair` as below."""
+    x_sf, strides, num_per_channels, kind = pair
+    return T.call_extern(
+        "handle",
+        f"tk::load_factors<{ROWS}>",
+        T.access_ptr(x_sf[0, 0], "r"),
+        *strides,
+        T.address_of(rows[0]),
+        divide(column, num_per_channels),
+        kind,
+        T.address_of(factors[0]),
+    )
 
 
 @T.macro
@@ -59,15 +64,14 @@ def _cast(
     source = T.alloc_local((ROWS * shape.columns,), SOURCES[shape.kind][0])
     target = T.alloc_local((shape.columns,), "float8_e4m3fn")
     rows = T.alloc_local((ROWS,), "int32")
-    bits = T.alloc_local((ROWS,), "uint32")
     factors = T.alloc_local((ROWS,), "float32")
     inverses = T.alloc_local((shape.columns,), "float32")
     shared = T.alloc_shared((shape.scales,), "float32")
     tile_row = T.alloc_var("int32")
     tile_col = T.alloc_var("int32")
     thread = T.get_thread_binding()
-    tile_row = T.truncdiv(block, T.ceildiv(hidden, TILE))
-    tile_col = T.truncmod(block, T.ceildiv(hidden, TILE))
+    tile_row = T.truncdiv(block, T.ceildiv(hidden, shape.width))
+    tile_col = T.truncmod(block, T.ceildiv(hidden, shape.width))
     first_row = tile_row * TILE + thread // shape.across * ROWS
     chunk = tile_col * shape.across + thread % shape.across
     # Threads beyond the last channel read it once more, and write nothing
@@ -89,7 +93,7 @@ def _cast(
     else:
         load_tile(x, source, first_row, x_chunk, sizes, shape)
     if pair is not None:
-        _load_factors(factors, bits, rows, x_chunk * shape.columns, pair)
+        _load_factors(factors, rows, x_chunk * shape.columns, pair)
     make_inverses(
         source, factors, shared, inverses, out_sf, shape, tile_row, tile_col, (sizes[0], hidden),
         num_per_tokens, clamp_min, round_sf, out_sf_kind,
@@ -141,7 +145,7 @@ def per_channel_cast(kind, form):
             T.assume(_num_x_sf_columns(hidden, num_per_channels, x_sf_kind) == num_x_sf_columns)
             T.assume(num_scale_rows(num_tokens, num_per_tokens, out_sf_kind) == num_sf_rows)
             T.assume(x_stride % shape.vector == 0)
-            with T.Kernel(num_tiles(num_tokens, hidden), threads=shape.threads) as block:
+            with T.Kernel(num_tiles(num_tokens, hidden, shape), threads=shape.threads) as block:
                 _cast(
                     x, out, out_sf, shape, block, (num_tokens, num_tokens), hidden, num_per_tokens, clamp_min, round_sf,
                     out_sf_kind, None, (x_sf, x_sf_strides, num_per_channels, x_sf_kind),
@@ -164,7 +168,7 @@ def per_channel_cast(kind, form):
         T.assume(hidden % 64 == 0)
         T.assume(num_scale_rows(num_tokens, num_per_tokens, out_sf_kind) == num_sf_rows)
         T.assume(x_stride % shape.vector == 0)
-        with T.Kernel(num_tiles(num_tokens, hidden), threads=shape.threads) as block:
+        with T.Kernel(num_tiles(num_tokens, hidden, shape), threads=shape.threads) as block:
             _cast(
                 x, out, out_sf, shape, block, (num_tokens, num_tokens), hidden, num_per_tokens, clamp_min, round_sf,
                 out_sf_kind, None, None,
@@ -208,7 +212,7 @@ def per_channel_cast_fused(kind, form):
             T.assume(_num_x_sf_columns(hidden, num_per_channels, x_sf_kind) == num_x_sf_columns)
             T.assume(num_scale_rows(num_positions, num_per_tokens, out_sf_kind) == num_sf_rows)
             T.assume(x_stride % shape.vector == 0)
-            with T.Kernel(num_tiles(num_positions, hidden), threads=shape.threads) as block:
+            with T.Kernel(num_tiles(num_positions, hidden, shape), threads=shape.threads) as block:
                 _cast(
                     x, out, out_sf, shape, block, (num_positions, num_tokens), hidden, num_per_tokens, clamp_min,
                     round_sf, out_sf_kind, pos_to_token, (x_sf, x_sf_strides, num_per_channels, x_sf_kind),
@@ -232,7 +236,7 @@ def per_channel_cast_fused(kind, form):
         T.assume(hidden % 64 == 0)
         T.assume(num_scale_rows(num_positions, num_per_tokens, out_sf_kind) == num_sf_rows)
         T.assume(x_stride % shape.vector == 0)
-        with T.Kernel(num_tiles(num_positions, hidden), threads=shape.threads) as block:
+        with T.Kernel(num_tiles(num_positions, hidden, shape), threads=shape.threads) as block:
             _cast(
                 x, out, out_sf, shape, block, (num_positions, num_tokens), hidden, num_per_tokens, clamp_min, round_sf,
                 out_sf_kind, pos_to_token, None,

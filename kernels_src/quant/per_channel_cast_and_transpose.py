@@ -1,6 +1,6 @@
 """The cast of a matrix to e4m3 with a scale for each channel of 32 or 128 neighbouring tokens, transposed.
 
-A block takes a tile of 128 x 128, see channel_casting.py; its e4m3 bytes pass through shared memory, so that reads and
+A block takes a tile, see channel_casting.py; its e4m3 bytes pass through shared memory, so that reads and
 writes take 16 bytes at once. Forms differ in access width: aligned, and general for any stride and address.
 """
 
@@ -20,6 +20,8 @@ from ..common.channel_casting import (
 from ..common.device import include
 from ..declare import forms, grid, kernel
 
+_PLAN = (8, 64, 8)  # channels of a thread and of a tile, blocks of a multiprocessor
+
 
 @kernel(axes=grid(form=forms("aligned", "general")), pass_configs=PASS_CONFIGS)
 def per_channel_cast_and_transpose(form):
@@ -27,7 +29,7 @@ def per_channel_cast_and_transpose(form):
 
     num_per_tokens is 32 or 128.
     """
-    shape = Shape("bf16", form)
+    shape = Shape("bf16", form, _PLAN)
     num_tokens, hidden, num_sf_rows = T.dynamic("num_tokens"), T.dynamic("hidden"), T.dynamic("num_sf_rows")
     x_stride = T.dynamic("x_stride", "int64")
 
@@ -45,7 +47,7 @@ def per_channel_cast_and_transpose(form):
         T.assume(hidden % 64 == 0)
         T.assume(T.truncdiv(num_tokens, num_per_tokens) == num_sf_rows)
         T.assume(x_stride % shape.vector == 0)
-        with T.Kernel(num_tiles(num_tokens, hidden), threads=shape.threads) as block:
+        with T.Kernel(num_tiles(num_tokens, hidden, shape), threads=shape.threads) as block:
             include("channel_scales.cuh")
             T.annotate_min_blocks_per_sm(shape.min_blocks)
             source = T.alloc_local((ROWS * shape.columns,), "bfloat16")
@@ -55,8 +57,8 @@ def per_channel_cast_and_transpose(form):
             tile_row = T.alloc_var("int32")
             tile_col = T.alloc_var("int32")
             thread = T.get_thread_binding()
-            tile_row = T.truncdiv(block, T.ceildiv(hidden, TILE))
-            tile_col = T.truncmod(block, T.ceildiv(hidden, TILE))
+            tile_row = T.truncdiv(block, T.ceildiv(hidden, shape.width))
+            tile_col = T.truncmod(block, T.ceildiv(hidden, shape.width))
             first_row = tile_row * TILE + thread // shape.across * ROWS
             chunk = T.min(tile_col * shape.across + thread % shape.across, T.truncdiv(hidden, shape.columns) - 1)
             load_tile(x, source, first_row, chunk, (num_tokens, hidden), shape)

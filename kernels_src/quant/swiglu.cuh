@@ -1,5 +1,5 @@
-// SwiGLU of a thread's channels: gate / (1 + exp(-gate)) * up, in the roundings of plain fp32, and the counts of what a
-// clamp changes.
+// SwiGLU of single numbers: gate / (1 + exp(-gate)) * up and its gradients, in the roundings of plain fp32; and which
+// rows belong to an expert.
 #pragma once
 
 #include "to_e4m3.cuh"
@@ -24,119 +24,24 @@ __device__ __forceinline__ float max_or_nan(float a, float b) {
 // Gates whose 1 + exp(-gate) and its reciprocal are normal numbers.
 constexpr float kLargestPlainGate = 87.0f;
 
-// The correctly rounded 1 / value for 1 <= value < 2^126, up to the last bit.
+// The correctly rounded 1 / value for 1 <= value < 2^126: what a division does without its tests and its branch.
 __device__ __forceinline__ float plain_reciprocal(float value) {
   float guess;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(guess) : "f"(value));
   return __fmaf_rn(guess, __fmaf_rn(-value, guess, 1.0f), guess);
 }
 
-// x / y, correctly rounded, out of such a reciprocal: without the tests and the branch that a division has for numbers
-// at the ends of the range. The signs are such that -0 / y stays -0.
-__device__ __forceinline__ float plain_quotient(float x, float y, float reciprocal) {
-  float quotient = __fmul_rn(x, reciprocal);
-  quotient = __fmaf_rn(-reciprocal, __fmaf_rn(y, quotient, -x), quotient);
-  return __fmaf_rn(-reciprocal, __fmaf_rn(y, quotient, -x), quotient);
+// gate / divisor out of such a reciprocal. For divisors 1 + exp(-gate) it is correctly rounded: all 2^32 gates were
+// compared on an H200. The signs are such that -0 / divisor stays -0.
+__device__ __forceinline__ float plain_quotient(float gate, float divisor, float reciprocal) {
+  const float quotient = __fmul_rn(gate, reciprocal);
+  return __fmaf_rn(-reciprocal, __fmaf_rn(divisor, quotient, -gate), quotient);
 }
 
 __device__ __forceinline__ float silu(float gate, bool is_plain) {
   // The exponential ends in a multiplication by a power of two, so that fused with the addition it gives the same sum
   const float divisor = 1.0f + expf(-gate);
   return is_plain ? plain_quotient(gate, divisor, plain_reciprocal(divisor)) : __fdiv_rn(gate, divisor);
-}
-
-// ---- a thread's channels --------------------------------------------------------------------------------------------
-
-// values = silu(min(gate, limit)) * clamp(up, -limit, limit) * weight; without has_limit nothing is clamped, without
-// has_weight nothing weighted.
-template <typename Source, int N>
-__device__ __forceinline__ void swiglu(const void* gates, const void* ups, bool has_limit, float limit, bool has_weight,
-                                       float weight, void* values) {
-  const uint32_t* gate_words = static_cast<const uint32_t*>(gates);
-  const uint32_t* up_words = static_cast<const uint32_t*>(ups);
-  const bool is_plain = largest<N>(Source{}, gate_words) <= kLargestPlainGate;
-#pragma unroll
-  for (int block = 0; block < N / 8; ++block) {
-    float gate[8], up[8];
-    float* target = static_cast<float*>(values) + 8 * block;
-    load_x8(Source{}, gate_words, block, 1.0f, gate);
-    load_x8(Source{}, up_words, block, 1.0f, up);
-    if (has_limit) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        gate[i] = min_or_nan(gate[i], limit);
-        up[i] = max_or_nan(min_or_nan(up[i], limit), -limit);
-      }
-    }
-    if (is_plain) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) target[i] = silu(gate[i], true);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) target[i] = silu(gate[i], false);
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) target[i] = __fmul_rn(target[i], up[i]);
-  }
-  if (has_weight) {
-#pragma unroll
-    for (int i = 0; i < N; ++i) static_cast<float*>(values)[i] = __fmul_rn(static_cast<float*>(values)[i], weight);
-  }
-}
-
-// ---- what a clamp changes -------------------------------------------------------------------------------------------
-
-// Counts of (gate > limit, up > limit, up < -limit) are held as two halves a word.
-//
-// bf16: comparison gives 1 or 0 in either half; added to 128, whose last bit is 1, the sum's bits hold the count. For
-// bf16 numbers x > limit is x > limit rounded down.
-template <int N>
-__device__ __forceinline__ void count_clamped(Bf16, const uint32_t* gates, const uint32_t* ups, float limit,
-                                              uint32_t* counts) {
-  const uint32_t upper = bits_of(limit) & 0xffff0000u, word = upper | (upper >> 16), negative = word ^ 0x80008000u;
-  const __nv_bfloat162 most = *reinterpret_cast<const __nv_bfloat162*>(&word);
-  const __nv_bfloat162 least = *reinterpret_cast<const __nv_bfloat162*>(&negative);
-  const __nv_bfloat162* gate_pairs = reinterpret_cast<const __nv_bfloat162*>(gates);
-  const __nv_bfloat162* up_pairs = reinterpret_cast<const __nv_bfloat162*>(ups);
-  __nv_bfloat162 sums[3];
-#pragma unroll
-  for (int i = 0; i < 3; ++i) sums[i] = __float2bfloat162_rn(128.0f);
-#pragma unroll
-  for (int i = 0; i < N / 2; ++i) {
-    sums[0] = __hadd2(sums[0], __hgt2(gate_pairs[i], most));
-    sums[1] = __hadd2(sums[1], __hgt2(up_pairs[i], most));
-    sums[2] = __hadd2(sums[2], __hlt2(up_pairs[i], least));
-  }
-#pragma unroll
-  for (int i = 0; i < 3; ++i) counts[i] += *reinterpret_cast<const uint32_t*>(&sums[i]) - 0x43004300u;
-}
-
-template <int N>
-__device__ __forceinline__ void count_clamped(Fp32, const uint32_t* gates, const uint32_t* ups, float limit,
-                                              uint32_t* counts) {
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    const float gate = float_of(gates[i]), up = float_of(ups[i]);
-    counts[0] += gate > limit ? 1u : 0u;
-    counts[1] += up > limit ? 1u : 0u;
-    counts[2] += up < -limit ? 1u : 0u;
-  }
-}
-
-template <typename Source, int N>
-__device__ __forceinline__ void count_clamped(const void* gates, const void* ups, float limit, void* counts) {
-  count_clamped<N>(Source{}, static_cast<const uint32_t*>(gates), static_cast<const uint32_t*>(ups), limit,
-                   static_cast<uint32_t*>(counts));
-}
-
-// Move the halves of a thread's counts to 32-bit totals, before they overflow.
-__device__ __forceinline__ void flush_counts(void* counts, void* totals) {
-#pragma unroll
-  for (int i = 0; i < 3; ++i) {
-    uint32_t& count = static_cast<uint32_t*>(counts)[i];
-    static_cast<uint32_t*>(totals)[i] += (count & 0xffffu) + (count >> 16);
-    count = 0u;
-  }
 }
 
 // ---- gradients ------------------------------------------------------------------------------------------------------

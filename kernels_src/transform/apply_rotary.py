@@ -50,19 +50,18 @@ def _load_angles(cos_sin_cache, angles, row, first, second, half_pieces, pairs, 
 def _load_heads(x, values, batch, token, head, counts, piece, half_pieces, pairs, vector):
     """The thread's heads: head, head + num_groups, ..., and of each a piece of both halves.
 
-    counts: (num_heads, num_groups)."""
-    num_heads, num_groups = counts
+    counts: (heads, num_groups), in a tuple, because a macro renames the variables that it is given by themselves."""
     for i in T.unroll(_HEADS):
-        if head + i * num_groups < num_heads:
+        if head + i * counts[1] < counts[0]:
             for j in T.unroll(pairs // vector):
                 for k in T.vectorized(vector):
                     values[i * 2 * pairs + j * vector + k] = x[
-                        batch, token, head + i * num_groups, piece * pairs + j * vector + k
+                        batch, token, head + i * counts[1], piece * pairs + j * vector + k
                     ]
             for j in T.unroll(pairs // vector):
                 for k in T.vectorized(vector):
                     values[i * 2 * pairs + pairs + j * vector + k] = x[
-                        batch, token, head + i * num_groups, (half_pieces + piece) * pairs + j * vector + k
+                        batch, token, head + i * counts[1], (half_pieces + piece) * pairs + j * vector + k
                     ]
 
 
@@ -80,23 +79,75 @@ def _rotate_heads(values, angles, conjugate, kind, interleaved, pairs):
 
 @T.macro
 def _store_heads(values, x, batch, token, head, counts, piece, half_pieces, pairs, vector):
-    num_heads, num_groups = counts
     for i in T.unroll(_HEADS):
-        if head + i * num_groups < num_heads:
+        if head + i * counts[1] < counts[0]:
             for j in T.unroll(pairs // vector):
                 for k in T.vectorized(vector):
-                    x[batch, token, head + i * num_groups, piece * pairs + j * vector + k] = values[
+                    x[batch, token, head + i * counts[1], piece * pairs + j * vector + k] = values[
                         i * 2 * pairs + j * vector + k
                     ]
             for j in T.unroll(pairs // vector):
                 for k in T.vectorized(vector):
-                    x[batch, token, head + i * num_groups, (half_pieces + piece) * pairs + j * vector + k] = values[
+                    x[batch, token, head + i * counts[1], (half_pieces + piece) * pairs + j * vector + k] = values[
                         i * 2 * pairs + pairs + j * vector + k
                     ]
 
 
+@T.macro
+def _rotate_block(x, cos_sin_cache, positions, block, sizes, flags, position_stride, kind, pairs, vectors):
+    """One block's share of query or key. sizes: (num_batches, num_tokens, heads of x, dim); flags: (interleaved,
+    conjugate, seqlen_offset, has_long_positions)."""
+    angles = T.alloc_local((2 * pairs,), "float32")
+    values = T.alloc_local((_HEADS * 2 * pairs,), _DTYPES[kind])
+    half_pieces = T.alloc_var("int32")
+    num_groups = T.alloc_var("int32")
+    item = T.alloc_var("int32")
+    piece = T.alloc_var("int32")
+    first = T.alloc_var("int32")
+    second = T.alloc_var("int32")
+    head = T.alloc_var("int32")
+    token = T.alloc_var("int32")
+    batch = T.alloc_var("int32")
+    row = T.alloc_var("int64")
+    half_pieces = T.truncdiv(sizes[3], 2 * pairs)
+    num_groups = T.ceildiv(sizes[2], _HEADS)
+    item = block * _THREADS + T.get_thread_binding()
+    piece = T.bitwise_and(item, half_pieces - 1)
+    item = T.truncdiv(item, half_pieces)
+    token = T.truncdiv(item, num_groups)
+    head = item - token * num_groups
+    batch = 0
+    if sizes[0] > 1:
+        batch = T.truncdiv(token, sizes[1])
+        token = token - batch * sizes[1]
+    first = piece * 2
+    second = piece * 2 + 1
+    if flags[0]:
+        first = piece
+        second = half_pieces + piece
+    if batch < sizes[0] and token < sizes[1]:
+        row = T.cast(token, "int64")
+        if not T.isnullptr(positions.data):
+            row = T.call_extern(
+                "int64",
+                "tk::load_position",
+                T.access_ptr(positions[0, 0], "r"),
+                T.cast(batch, "int64") * position_stride + token,
+                flags[3],
+            )
+        row += flags[2]
+        # Heads before angles, which wait for the position
+        _load_heads(x, values, batch, token, head, (sizes[2], num_groups), piece, half_pieces, pairs, vectors[0])
+        _load_angles(cos_sin_cache, angles, row, first, second, half_pieces, pairs, vectors[1])
+        if flags[0]:
+            _rotate_heads(values, angles, flags[1], kind, "true", pairs)
+        else:
+            _rotate_heads(values, angles, flags[1], kind, "false", pairs)
+        _store_heads(values, x, batch, token, head, (sizes[2], num_groups), piece, half_pieces, pairs, vectors[0])
+
+
 @kernel(
-    axes=grid(kind=dtype_of("x", **_DTYPES), form=forms("aligned", "general")),
+    axes=grid(kind=dtype_of("query", **_DTYPES), form=forms("aligned", "general")),
     accepts={"positions": ("int32", "int64")},
     derived={"has_long_positions": "is_dtype(positions, int64)"},
     pass_configs={
@@ -105,21 +156,26 @@ def _store_heads(values, x, batch, token, head, counts, piece, half_pieces, pair
     },
 )
 def apply_rotary(kind, form):
-    """Rotate the pairs of each head of x in place by the angles in row positions + seqlen_offset of cos_sin_cache.
+    """Rotate the pairs of each head of query and key in place by the angles in row positions + seqlen_offset of
+    cos_sin_cache.
 
-    Without positions the token's own number counts. Rows outside of the cache make zeros. A pair is a channel of each
-    half, or two neighbours if interleaved; conjugate turns the other way.
+    key may be null. Without positions the token's own number counts. Rows outside of the cache make zeros. A pair is a
+    channel of each half, or two neighbours if interleaved; conjugate turns the other way.
     """
     pairs = {"bf16": 8, "fp32": 4}[kind]  # of a thread in a head: two pieces of 16 bytes
-    vector, angle_vector = (pairs, pairs // 2) if form == "aligned" else (1, 1)
-    num_batches, num_tokens, num_heads, dim = (T.dynamic(n) for n in ("num_batches", "num_tokens", "num_heads", "dim"))
-    x_strides = tuple(T.dynamic(f"x_{name}_stride", "int64") for name in ("batch", "token", "head")) + (1,)
+    vectors = (pairs, pairs // 2) if form == "aligned" else (1, 1)
+    num_batches, num_tokens, dim = T.dynamic("num_batches"), T.dynamic("num_tokens"), T.dynamic("dim")
+    num_heads, num_key_heads = T.dynamic("num_heads"), T.dynamic("num_key_heads")
+    names = "batch", "token", "head"
+    strides = tuple(T.dynamic(f"query_{name}_stride", "int64") for name in names)
+    key_strides = tuple(T.dynamic(f"key_{name}_stride", "int64") for name in names)
     num_positions = T.dynamic("num_positions")
     cache_stride, position_stride = T.dynamic("cache_stride", "int64"), T.dynamic("position_stride", "int64")
 
     @T.prim_func
     def main(
-        x: T.StridedTensor((num_batches, num_tokens, num_heads, dim), x_strides, _DTYPES[kind]),
+        query: T.StridedTensor((num_batches, num_tokens, num_heads, dim), (*strides, 1), _DTYPES[kind]),
+        key: T.StridedTensor((num_batches, num_tokens, num_key_heads, dim), (*key_strides, 1), _DTYPES[kind]),
         cos_sin_cache: T.StridedTensor((num_positions, dim), (cache_stride, 1), "float32"),
         positions: T.StridedTensor((num_batches, num_tokens), (position_stride, 1), "uint8"),
         interleaved: T.bool,
@@ -128,60 +184,29 @@ def apply_rotary(kind, form):
         has_long_positions: T.bool,
     ):
         T.assume(T.Or(dim == 64, dim == 128))
-        T.assume(num_heads > 0)
         if form == "aligned":
-            T.assume(x_strides[0] % vector == 0)
-            T.assume(x_strides[1] % vector == 0)
-            T.assume(x_strides[2] % vector == 0)
-            T.assume(cache_stride % angle_vector == 0)
-        with T.Kernel(_num_blocks(num_batches * num_tokens, num_heads, dim, pairs), threads=_THREADS) as block:
+            T.assume(strides[0] % vectors[0] == 0)
+            T.assume(strides[1] % vectors[0] == 0)
+            T.assume(strides[2] % vectors[0] == 0)
+            T.assume(key_strides[0] % vectors[0] == 0)
+            T.assume(key_strides[1] % vectors[0] == 0)
+            T.assume(key_strides[2] % vectors[0] == 0)
+            T.assume(cache_stride % vectors[1] == 0)
+        num_query_blocks = _num_blocks(num_batches * num_tokens, num_heads, dim, pairs)
+        num_key_blocks = _num_blocks(num_batches * num_tokens, num_key_heads, dim, pairs)
+        with T.Kernel(num_query_blocks + num_key_blocks, threads=_THREADS) as block:
             include("rotary.cuh")
-            angles = T.alloc_local((2 * pairs,), "float32")
-            values = T.alloc_local((_HEADS * 2 * pairs,), _DTYPES[kind])
-            half_pieces = T.alloc_var("int32")
-            num_groups = T.alloc_var("int32")
-            item = T.alloc_var("int32")
-            piece = T.alloc_var("int32")
-            first = T.alloc_var("int32")
-            second = T.alloc_var("int32")
-            head = T.alloc_var("int32")
-            token = T.alloc_var("int32")
-            batch = T.alloc_var("int32")
-            row = T.alloc_var("int64")
-            half_pieces = T.truncdiv(dim, 2 * pairs)
-            num_groups = T.ceildiv(num_heads, _HEADS)
-            item = block * _THREADS + T.get_thread_binding()
-            piece = T.bitwise_and(item, half_pieces - 1)
-            item = T.truncdiv(item, half_pieces)
-            token = T.truncdiv(item, num_groups)
-            head = item - token * num_groups
-            batch = 0
-            if num_batches > 1:
-                batch = T.truncdiv(token, num_tokens)
-                token = token - batch * num_tokens
-            first = piece * 2
-            second = piece * 2 + 1
-            if interleaved:
-                first = piece
-                second = half_pieces + piece
-            if batch < num_batches and token < num_tokens:
-                row = T.cast(token, "int64")
-                if not T.isnullptr(positions.data):
-                    row = T.call_extern(
-                        "int64",
-                        "tk::load_position",
-                        T.access_ptr(positions[0, 0], "r"),
-                        T.cast(batch, "int64") * position_stride + token,
-                        has_long_positions,
-                    )
-                row += seqlen_offset
-                # Heads before angles, which wait for the position
-                _load_heads(x, values, batch, token, head, (num_heads, num_groups), piece, half_pieces, pairs, vector)
-                _load_angles(cos_sin_cache, angles, row, first, second, half_pieces, pairs, angle_vector)
-                if interleaved:
-                    _rotate_heads(values, angles, conjugate, kind, "true", pairs)
-                else:
-                    _rotate_heads(values, angles, conjugate, kind, "false", pairs)
-                _store_heads(values, x, batch, token, head, (num_heads, num_groups), piece, half_pieces, pairs, vector)
+            flags = (interleaved, conjugate, seqlen_offset, has_long_positions)
+            if block < num_query_blocks:
+                _rotate_block(
+                    query, cos_sin_cache, positions, block, (num_batches, num_tokens, num_heads, dim), flags,
+                    position_stride, kind, pairs, vectors,
+                )  # fmt: skip
+            else:
+                if not T.isnullptr(key.data):
+                    _rotate_block(
+                        key, cos_sin_cache, positions, block - num_query_blocks,
+                        (num_batches, num_tokens, num_key_heads, dim), flags, position_stride, kind, pairs, vectors,
+                    )  # fmt: skip
 
     return main

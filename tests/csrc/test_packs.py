@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from build_tools.profile import load_profile, tomllib
 from tests.csrc.conftest import BUILD, HERE, ROOT, locked, run, write_store
 from tests.csrc.steps import Runtime, Step, call, check, sync, tensor, topk, transpose
 
@@ -158,10 +159,13 @@ def test_what_is_no_pack_is_refused(runtime: Runtime, tmp_path: Path, kind: str)
 
 
 def read_record(file: Path) -> dict[str, Any]:
-    """As the builder reads it; tomllib is tomli before Python 3.11."""
-    from build_tools.profile import tomllib
-
+    """The content, after the builder has taken it as a profile."""
+    profile = load_profile(file)
     content: dict[str, Any] = tomllib.loads(file.read_text())
+    assert profile.archs == tuple(content["archs"])
+    assert {name: dict(axes) for name, axes in profile.narrowed.items()} == {
+        name: {axis: tuple(values) for axis, values in axes.items()} for name, axes in content.items() if "." in name
+    }
     return content
 
 

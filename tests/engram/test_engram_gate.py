@@ -188,7 +188,9 @@ def check_backward(gate: Gate, device: str) -> None:
     call = make_backward(gate, device)
     exact = autograd_in_float64(gate, call)
     saved = (call[name].double() for name in ("dot", "gate_score", "rstd_x", "rstd_k"))
-    rows = (each.double() for each in (call["grad_out"], call["hidden_states"], *split(call["kv"]), call["weight_fused"]))
+    rows = (
+        each.double() for each in (call["grad_out"], call["hidden_states"], *split(call["kv"]), call["weight_fused"])
+    )
     from_saved = gate_gradients(*rows, *saved, gate.clamp_value, call["image_token_mask"], 1)
     grad_x, grad_kv, grad_w = engram_gate_bwd(**call)
     assert isinstance(grad_kv, tuple) == isinstance(call["kv"], tuple)

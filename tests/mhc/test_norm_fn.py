@@ -24,8 +24,8 @@ from tilekernels.testing import assert_equal
 NAME = "mhc.mhc_pre_norm_fn_partials"
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
-# Against the size of the terms: fp32 sums, on a tensor core without rounding but with a few bits less
-TOLERANCE = 2.0**-19
+# Against the size of the terms: fp32 sums over up to 28,672 channels, which a tensor core cuts off instead of rounding
+TOLERANCE = 2.0**-17
 
 # (tokens, streams, hidden, mixes, parts, offset of residual)
 SHAPES = [
@@ -63,10 +63,10 @@ def check(shape: tuple[int, int, int, int, int, int], device: str) -> None:
 
 def bounds(shape: tuple[int, int, int, int, int, int], device: str) -> list[tuple[int, int]]:
     """Where the parts are cut; at odd addresses the kernel cuts anywhere, of which the reference knows nothing."""
-    _, streams, hidden, _, parts, offset = shape
+    _, streams, hidden, mixes, parts, offset = shape
     num_channels = streams * hidden
     if offset % 8 == 0 or device == "cpu":
-        return split_bounds(num_channels, parts)
+        return split_bounds(num_channels, parts, mixes)
     cuts = [num_channels * part // parts for part in range(parts + 1)]
     return list(itertools.pairwise(cuts))
 
@@ -152,13 +152,13 @@ def test_more_than_two_to_the_31_elements() -> None:
 def test_chosen_parts_fill_the_machine(tokens: int, channels: int) -> None:
     splits = choose_num_splits(tokens, channels)
     assert 1 <= splits <= 64
-    cuts = split_bounds(channels, splits)
+    cuts = split_bounds(channels, splits, 24)
     assert cuts[0][0] == 0
     assert cuts[-1][1] == channels
     assert all(before[1] == after[0] and after[0] < after[1] for before, after in itertools.pairwise(cuts))
     if tokens > 256 and channels == 28672:
-        blocks = -(-tokens // 256) * splits
-        assert blocks / (-(-blocks // 132) * 132) > 0.9
+        blocks = -(-tokens // 128) * splits
+        assert blocks / (-(-blocks // 264) * 264) > 0.9
 
 
 # ---- backward --------------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def check_backward(shape: tuple[int, int, int, int, int], device: str) -> None:
     expected = before + grad @ weights + x * squares
     size = before.abs() + grad.abs() @ weights.abs() + (x * squares).abs()
     error = (kwargs["residual_grad"].double().flatten(1) - expected).abs()
-    assert (error <= 2.0**-8 * expected.abs() / 2 * 1.001 + TOLERANCE * size).all()
+    assert (error <= 2.0**-8 * expected.abs() + TOLERANCE * size).all()
     error = (kwargs["fn_grad"] - grad.t() @ x).abs()
     assert (error <= TOLERANCE * (grad.abs().t() @ x.abs())).all()
 
@@ -297,7 +297,7 @@ REFUSALS = [
     Refusal("parts", changed("sqrsum_splitted", lambda x: x[:1]), r"sqrsum_splitted must have shape .*"),
     Refusal("strides", changed("residual", lambda x: x[:, :, ::2]), r"\w+ must have .*"),
     Refusal("list", changed("fn", lambda x: x.tolist()), r"fn must be a .*tensor, got list"),
-    Refusal("None", changed("residual", lambda x: None), r"residual must be a .*tensor, got None"),
+    Refusal("None", changed("residual", lambda x: None), r"residual must be a .*tensor, got None(Type)?"),
 ]
 
 
@@ -325,7 +325,7 @@ BACKWARD_REFUSALS = [
     Refusal("rows", changed_backward("fn", lambda x: x[:7]), r"fn must have 8, 24 or 80 rows, got 7"),
     Refusal("channels", changed_backward("fn_grad", lambda x: x[:, :128].contiguous()), r"fn_grad must have shape .*"),
     Refusal("strides", changed_backward("residual", lambda x: x[:, :, ::2]), r"\w+ must have .*"),
-    Refusal("None", changed_backward("fn", lambda x: None), r"fn must be a .*tensor, got None"),
+    Refusal("None", changed_backward("fn", lambda x: None), r"fn must be a .*tensor, got None(Type)?"),
 ]
 
 

@@ -315,7 +315,7 @@ def run_model_ref(model: torch.nn.ModuleList, embedding: torch.Tensor) -> torch.
         assert isinstance(block, MHCPipeline)
         mixes = ref.mhc_pre_norm_fn_ref(residual, block.fn, block.norm_weight, 1e-6)
         pre, post, comb = ref.mhc_pre_split_mixes_ref(mixes, block.scale, block.base, 4, 1.0, 1e-6)
-        comb = ref.sinkhorn_normalize_ref(comb, 10, 1e-6)
+        comb = ref.sinkhorn_normalize_ref(comb, block.options["sinkhorn_repeat"], 1e-6)
         residual = ref.mhc_post_ref(block.layer(ref.mhc_pre_apply_mix_ref(residual, pre)), residual, post, comb)
     return residual.float().mean(-2)
 
@@ -339,14 +339,17 @@ def train(
 
 
 @pytest.mark.parametrize(
-    ("device", "num_tokens", "hidden"),
-    [("cpu", 16, 32), pytest.param("cuda", 4096, 1280, marks=pytest.mark.gpu)],
+    ("device", "num_tokens", "hidden", "repeat"),
+    [("cpu", 8, 16, 3), pytest.param("cuda", 4096, 1280, 10, marks=pytest.mark.gpu)],
     ids=["cpu", "cuda"],
 )
 @pytest.mark.parametrize("use_norm_weight", [False, True], ids=["plain", "norm_weight"])
-def test_trains_as_plain_torch_does(device: str, num_tokens: int, hidden: int, use_norm_weight: bool) -> None:
-    model = make_model(hidden, device, use_norm_weight=use_norm_weight)
-    reference = copy_of(model, hidden, device, use_norm_weight=use_norm_weight)
+def test_trains_as_plain_torch_does(
+    device: str, num_tokens: int, hidden: int, repeat: int, use_norm_weight: bool
+) -> None:
+    options = {"use_norm_weight": use_norm_weight, "sinkhorn_repeat": repeat}
+    model = make_model(hidden, device, **options)
+    reference = copy_of(model, hidden, device, **options)
     embedding = torch.randn((2, num_tokens // 2, hidden), device=device).bfloat16()
     target = embedding.float().roll(1, -1) / 2
     losses = train(run_model, model, embedding, target, 50)

@@ -215,21 +215,22 @@ def refusals() -> Iterator[Refusal]:
 
     yield refusal("query None", "query must be a tensor, got NoneType", query=lambda x: None)
     yield refusal("query 2 dimensions", "query must have 3 or 4 dimensions, got 2", query=lambda x: x[0])
-    yield refusal(
-        "query half", "query must be bfloat16 or float32, got float16", query=lambda x: x.half(), key=lambda x: None
-    )
+    yield refusal("query half", "query must be bfloat16 or float32, got float16", query=lambda x: x.half())
     yield refusal(
         "96 channels", "query must have 64 or 128 channels, got 96", query=lambda x: x.repeat(1, 1, 2)[..., :96]
     )
-    yield refusal("columns apart", "x must have strides .*", query=lambda x: x.repeat(1, 1, 2)[..., ::2])
-    yield refusal("key of other tokens", "key must have rank, dtype and tokens of query, .*", key=lambda x: x[:5])
-    yield refusal("key fp32", "key must have rank, dtype and tokens of query, .*", key=lambda x: x.float())
-    yield refusal("key 4 dimensions", "key must have rank, dtype and tokens of query, .*", key=lambda x: x[None])
+    yield refusal("columns apart", "query must have strides .*", query=lambda x: x.repeat(1, 1, 2)[..., ::2])
+    yield refusal("key a list", "key must be a tensor, got list", key=lambda x: [x])
+    yield refusal("key of other tokens", "key must .*num_tokens.*", key=lambda x: x[:5])
+    yield refusal("key of 128 channels", "key must .*dim.*", key=lambda x: x.repeat(1, 1, 2))
+    yield refusal("key fp32", "key must be bfloat16, got float32.*", key=lambda x: x.float())
+    yield refusal("key 4 dimensions", "key must have 3 dimensions like query, got 4", key=lambda x: x[None])
     yield refusal("cache bf16", "cos_sin_cache must be float32, got bfloat16", cos_sin_cache=lambda x: x.bfloat16())
     yield refusal("cache of 128", ".*cos_sin_cache.*", cos_sin_cache=lambda x: x.repeat(1, 2))
     yield refusal("positions int16", "positions must be int32 or int64, got int16", positions=lambda x: x.short())
     yield refusal("positions of 5", ".*positions.*5.*", positions=lambda x: x[:5])
-    yield refusal("positions of rows", "positions must have 1 dimension, got 2", positions=lambda x: x[None])
+    yield refusal("positions of rows", "positions must have 1 dimensions, got 2", positions=lambda x: x[None])
+    yield refusal("positions a list", "positions must be a .*tensor, got list", positions=lambda x: x.tolist())
     yield refusal("offset float", "seqlen_offset must be an int, got float", seqlen_offset=lambda x: 1.0)
     yield refusal("offset bool", "seqlen_offset must be an int, got bool", seqlen_offset=lambda x: True)
 

@@ -33,7 +33,7 @@ def test_argument_type_error_is_an_assertion_error_too() -> None:
     assert isinstance(caught.value, AssertionError)
 
 
-def test_main_package_raises_no_assertion_error() -> None:
+def test_main_package_raises_no_assertion_error(needs_extension: None) -> None:
     with pytest.raises(ArgumentError) as caught:
         tilekernels.moe.topk_gate(torch.zeros(4, 8), 9)
     assert not isinstance(caught.value, AssertionError)

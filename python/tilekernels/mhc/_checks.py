@@ -46,6 +46,14 @@ def mult_of_columns(operator: str, argument: str, value: Any) -> int:
     raise argument_error(operator, argument, "have 8, 24 or 80 columns", value.shape[1])
 
 
+def mixes_of(operator: str, argument: str, fn: Any) -> int:
+    """The number of mixes that a matrix (num_mixes, num_channels) makes."""
+    check_tensor(operator, argument, fn, torch.float32, 2)
+    if fn.shape[0] not in (mult * (mult + 2) for mult in MULTS):
+        raise argument_error(operator, argument, "have 8, 24 or 80 rows", fn.shape[0])
+    return int(fn.shape[0])
+
+
 def flatten(
     operator: str, argument: str, value: Any, dtype: torch.dtype, leading: Sequence[int], sizes: Sequence[int]
 ) -> torch.Tensor:
@@ -56,6 +64,9 @@ def flatten(
         raise argument_error(operator, argument, f"have shape {show(expected)}", show(value.shape))
     if not value.is_contiguous():
         raise argument_error(operator, argument, "be contiguous", f"strides {value.stride()}")
+    if len(leading) == 1:
+        result: torch.Tensor = value
+        return result
     flat: torch.Tensor = value.view(count(leading), *sizes)
     return flat
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 
 # Tokens of a block and channels of a step of the kernel
-_ROWS = 256
-_DEPTH = 64
+_ROWS = 128
+_DEPTH = 128
+_DEPTH_OF_MANY, _MANY_MIXES = 64, 80
 _ALIGNMENT = 8  # other numbers of channels go to the general form, which cuts anywhere
 
 _NUM_SMS = 132  # of an H200; results should not depend on the machine
+_NUM_BLOCKS = 2 * _NUM_SMS
 _MAX_SPLITS = 64
-_MIN_STEPS = 4  # a block should have some: it starts with an empty ring
+_MIN_STEPS = 2  # a block should have some: it starts with an empty ring
 # What another part costs, as a share of all: writing sums, and reading them again
 _COST_OF_SPLIT = 0.004
 
@@ -23,10 +25,10 @@ _BACKWARD_STEP = 8
 
 
 def choose_num_splits(num_tokens: int, num_channels: int) -> int:
-    """The number of parts that keeps an H200 busy: each block takes one part of 256 tokens, each SM one block."""
+    """The number of parts that keeps an H200 busy: each block takes one part of 128 tokens, each SM two blocks."""
     num_tiles = max(-(-num_tokens // _ROWS), 1)
     most = max(1, min(_MAX_SPLITS, num_channels // (_DEPTH * _MIN_STEPS)))
-    return min(range(1, most + 1), key=lambda splits: _relative_time(num_tiles, splits, _NUM_SMS))
+    return min(range(1, most + 1), key=lambda splits: _relative_time(num_tiles, splits, _NUM_BLOCKS))
 
 
 def choose_num_parts(num_tokens: int, num_channels: int) -> int:
@@ -41,9 +43,10 @@ def _relative_time(num_tiles: int, splits: int, num_blocks: int) -> float:
     return waves / splits * (1 + _COST_OF_SPLIT * splits)
 
 
-def split_bounds(num_channels: int, num_splits: int) -> list[tuple[int, int]]:
+def split_bounds(num_channels: int, num_splits: int, num_mixes: int) -> list[tuple[int, int]]:
     """First and last + 1 channel of each part, as the kernel cuts them."""
-    unit = _DEPTH if num_channels % _ALIGNMENT == 0 else 1
+    depth = _DEPTH_OF_MANY if num_mixes >= _MANY_MIXES else _DEPTH
+    unit = depth if num_channels % _ALIGNMENT == 0 else 1
     num_units = -(-num_channels // unit)
     cuts = [min(num_units * split // num_splits * unit, num_channels) for split in range(num_splits + 1)]
     return list(itertools.pairwise(cuts))

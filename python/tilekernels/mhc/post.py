@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
+from .._outputs import size_of
 from ..testing.cases import BenchCase
 from ._checks import check_mult, check_tensor, flatten
 from ._reference import mix_streams
@@ -32,8 +33,8 @@ def mhc_post_fwd(
     residual = _dense(_NAME, residual)
     mult, arguments = _flatten(_NAME, x, residual, post_layer_mix, comb_res_mix)
     if out is None:
-        _mhc_post_fwd.check(*arguments, None, mult)
-        out = torch.empty_like(residual)
+        result: torch.Tensor = _mhc_post_fwd(*arguments, (torch.bfloat16, 0, *_streams_of(1, mult)), mult)
+        return result.view(residual.shape)
     shape = (mult, residual.shape[-1])
     _mhc_post_fwd(*arguments, flatten(_NAME, "out", out, torch.bfloat16, residual.shape[:-2], shape), mult)
     return out
@@ -57,11 +58,22 @@ def mhc_post_bwd(
     check_tensor(_NAME_BACKWARD, "d_o", d_o, torch.bfloat16)
     shape = (mult, residual.shape[-1])
     grad = flatten(_NAME_BACKWARD, "d_o", d_o.contiguous(), torch.bfloat16, residual.shape[:-2], shape)
-    _mhc_post_bwd.check(*arguments, grad, None, None, None, None, mult)
-    grads = tuple(torch.empty_like(each) for each in (x, residual, post_layer_mix, comb_res_mix))
-    flat = (each.view(argument.shape) for each, argument in zip(grads, arguments, strict=True))
-    _mhc_post_bwd(*arguments, grad, *flat, mult)
-    return grads[0], grads[1], grads[2], grads[3]
+    num_tokens, _, hidden = _streams_of(1, mult)
+    d_x, d_residual, d_post, d_comb = _mhc_post_bwd(
+        *arguments,
+        grad,
+        (torch.bfloat16, 0, num_tokens, hidden),
+        (torch.bfloat16, 0, num_tokens, mult, hidden),
+        (torch.float32, 0, num_tokens, mult),
+        (torch.float32, 0, num_tokens, mult, mult),
+        mult,
+    )
+    return (
+        d_x.view(x.shape),
+        d_residual.view(residual.shape),
+        d_post.view(post_layer_mix.shape),
+        d_comb.view(comb_res_mix.shape),
+    )
 
 
 def mhc_post_fwd_ref(
@@ -101,6 +113,11 @@ def mhc_post_bwd_ref(
         torch.stack(d_post, 1).view(post_layer_mix.shape),
         torch.stack(d_comb, 1).view(comb_res_mix.shape),
     )
+
+
+def _streams_of(argument: int, mult: int) -> tuple[Any, ...]:
+    """The sizes of a result that are those of the kernel's argument (num_tokens, mult, hidden)."""
+    return size_of(argument, 0), mult, size_of(argument, 2)
 
 
 def _dot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

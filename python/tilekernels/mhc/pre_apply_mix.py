@@ -7,13 +7,14 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from .._outputs import empty_matrix
+from .._outputs import size_of
 from ..testing.cases import BenchCase
 from ._checks import mult_of
 from ._reference import fma, mix_streams
 
 _NAME = "mhc.mhc_pre_apply_mix_fwd"
 _NAME_BACKWARD = "mhc.mhc_pre_apply_mix_bwd"
+_NUM_TOKENS = size_of(0, 0)
 
 
 def mhc_pre_apply_mix_fwd(x: torch.Tensor, mix: torch.Tensor, o: torch.Tensor) -> None:
@@ -37,9 +38,7 @@ def mhc_pre_apply_mix_bwd(
     over the channels in an order of their own.
     """
     mult = mult_of(_NAME_BACKWARD, "x", x, torch.bfloat16, 3, 1)
-    _mhc_pre_apply_mix_bwd.check(o_grad, x, mix, x_grad, None, mult)
-    mix_grad = empty_matrix(x.shape[0], mult, torch.float32, x.device)
-    _mhc_pre_apply_mix_bwd(o_grad, x, mix, x_grad, mix_grad, mult)
+    mix_grad: torch.Tensor = _mhc_pre_apply_mix_bwd(o_grad, x, mix, x_grad, (torch.float32, 0, _NUM_TOKENS, mult), mult)
     return mix_grad
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from .._outputs import empty_matrix
 from ..config import num_sms_for
 from ..testing.cases import BenchCase
 from ._checks import mult_of_columns
@@ -60,10 +59,8 @@ def mhc_pre_split_mixes_bwd(
     mult = mult_of_columns(_NAME_BACKWARD, "input_mixes", input_mixes)
     inputs = (pre_layer_mix_grad, post_layer_mix_grad, comb_res_mix_grad, input_mixes, post_layer_mix)
     outputs = (input_mixes_grad, mhc_scale_grad, mhc_base_grad)
-    _mhc_pre_split_mixes_bwd.check(*inputs, mhc_scale, mhc_base, None, *outputs, mhc_post_mult_value, mult)
     # A row for each block
-    num_sms = num_sms_for(input_mixes.device)
-    workspace = empty_matrix(num_sms, 2 * mult * (mult + 2), torch.float32, input_mixes.device)
+    workspace = (torch.float32, 0, num_sms_for(input_mixes.device), 2 * mult * (mult + 2))
     _mhc_pre_split_mixes_bwd(*inputs, mhc_scale, mhc_base, workspace, *outputs, mhc_post_mult_value, mult)
 
 

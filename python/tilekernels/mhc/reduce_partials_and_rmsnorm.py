@@ -62,6 +62,7 @@ def mhc_reduce_partials_and_rmsnorm_fwd_ref(
     out: torch.Tensor,
     rms_group_size: int,
     rms_eps: float,
+    n_splits: int = 0,
 ) -> None:
     """`mhc_reduce_partials_and_rmsnorm_fwd` in plain torch."""
     sqrsum.copy_(sum_parts(sqrsum_splitted))
@@ -132,4 +133,5 @@ def _case(name: str, num_tokens: int, n_splits: int) -> BenchCase:
 
     words = (num_mixes + 1) * (n_splits + 1) + num_mixes if name == _FORWARD else 3 * num_mixes + 2
     params = {"num_tokens": num_tokens} | ({"n_splits": n_splits} if name == _FORWARD else {})
-    return BenchCase(name, params, make, 4 * num_tokens * words, max_diff=1e-12)  # torch's rsqrt is a bit off
+    # The sum over the mixes goes in another order
+    return BenchCase(name, params, make, 4 * num_tokens * words, max_diff=0.0 if name == _FORWARD else 1e-12)

@@ -30,14 +30,8 @@ class EngramGateFn(torch.autograd.Function):
         eps: float,
         image_token_mask: torch.Tensor | None,
     ) -> torch.Tensor:
-        x = merge_tokens(hidden_states, 2)
-        num_streams, hidden = x.shape[1:]
-        if kv.shape != (*hidden_states.shape[:-2], (num_streams + 1) * hidden):
-            wanted = (*hidden_states.shape[:-2], (num_streams + 1) * hidden)
-            raise argument_error("modeling.engram_gate", "kv", f"have shape {wanted}", tuple(kv.shape))
-        rows = merge_tokens(kv, 1).view(x.shape[0], num_streams + 1, hidden)
-        mask = None if image_token_mask is None else image_token_mask.reshape(-1)
-        return run_forward(ctx, hidden_states.shape, x, rows, weight_hidden, weight_embed, clamp_value, eps, mask)
+        weights = weight_hidden, weight_embed
+        return _run_on_one(ctx, hidden_states, kv, *weights, clamp_value, eps, image_token_mask)
 
     @staticmethod
     @once_differentiable
@@ -66,9 +60,11 @@ def engram_gate(
     sqrt(max(|p|, clamp_value)) with the sign of p. A weight that has a fp32 attribute `main_grad` gets its gradient
     added there, and none is returned for it.
     """
-    result: torch.Tensor = EngramGateFn.apply(
-        hidden_states, kv, weight_hidden, weight_embed, clamp_value, eps, image_token_mask
-    )
+    inputs = hidden_states, kv, weight_hidden, weight_embed
+    given = *inputs, clamp_value, eps, image_token_mask
+    if not torch.is_grad_enabled() or not any(each.requires_grad for each in inputs):
+        return _run_on_one(None, *given)  # saves nothing
+    result: torch.Tensor = EngramGateFn.apply(*given)
     return result
 
 
@@ -133,6 +129,27 @@ class EngramGate(torch.nn.Module):
         return f"hidden={hidden}, num_streams={num_streams}, table_rows={rows}, table_dim={table_dim}"
 
 
+def _run_on_one(
+    ctx: Any,
+    hidden_states: torch.Tensor,
+    kv: torch.Tensor,
+    weight_hidden: torch.Tensor,
+    weight_embed: torch.Tensor,
+    clamp_value: float,
+    eps: float,
+    image_token_mask: torch.Tensor | None,
+) -> torch.Tensor:
+    """The gate with keys and values in one tensor."""
+    x = merge_tokens(hidden_states, 2)
+    num_streams, hidden = x.shape[1:]
+    wanted = (*hidden_states.shape[:-2], (num_streams + 1) * hidden)
+    if kv.shape != wanted:
+        raise argument_error("modeling.engram_gate", "kv", f"have shape {wanted}", tuple(kv.shape))
+    rows = merge_tokens(kv, 1).view(x.shape[0], num_streams + 1, hidden)
+    mask = None if image_token_mask is None else image_token_mask.reshape(-1)
+    return run_forward(ctx, hidden_states.shape, x, rows, weight_hidden, weight_embed, clamp_value, eps, mask)
+
+
 # ---- what the functions of both generations share --------------------------------------------------------------------
 
 
@@ -153,9 +170,9 @@ def run_forward(
     eps: float,
     mask: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The gate of (num_tokens, num_streams, hidden) rows; what the backward pass needs is left in ctx."""
+    """The gate of (num_tokens, num_streams, hidden) rows; what the backward pass needs is left in ctx, unless None."""
     weight = fused_weight(weight_hidden, weight_embed)
-    needs_backward = any(ctx.needs_input_grad)
+    needs_backward = ctx is not None and any(ctx.needs_input_grad)
     x = x.contiguous()
     output, *saved = engram_gate_fwd(x, kv, weight, eps, clamp_value, needs_backward, mask)
     if needs_backward:

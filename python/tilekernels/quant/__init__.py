@@ -6,6 +6,7 @@ from .batched_transpose_weight_sf import batched_transpose_weight_sf as batched_
 from .cast import cast as cast
 from .cast_back import cast_back as cast_back
 from .cast_back import per_token_cast_back as per_token_cast_back
+from .norm_backward import norm_backward as norm_backward
 from .norm_forward import norm_forward as norm_forward
 from .norm_forward import norm_forward_and_per_token_cast as norm_forward_and_per_token_cast
 from .per_block_cast import per_block_cast as per_block_cast

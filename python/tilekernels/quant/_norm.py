@@ -11,8 +11,9 @@ from ..layout import ceildiv
 
 MOST_CHANNELS = 8192  # that a block keeps in registers
 
-# How a block shares a row: steps of 128 threads with eight neighbouring channels each
-_THREADS, _CHANNELS, _WARP = 128, 8, 32
+# How a block shares a row: steps of so many threads with so many neighbouring channels each
+FORWARD_SHARE, BACKWARD_SHARE = (128, 16), (256, 8)
+_WARP = 32
 
 
 def check_rows(operator: str, x: object, multiple: int, ranks: tuple[int, ...] = (2, 3)) -> None:
@@ -62,28 +63,32 @@ def _is_one_matrix(tensor: torch.Tensor) -> bool:
 # ---- in plain torch --------------------------------------------------------------------------------------------------
 
 
-def sum_of_rows(terms: torch.Tensor) -> torch.Tensor:
-    """fp32 (T, H) to (T, 1), in the order of a block: threads over their channels, lanes by butterfly, warps."""
+def sum_of_rows(terms: torch.Tensor, share: tuple[int, int]) -> torch.Tensor:
+    """fp32 (T, H) to (T, 1), in the order of a block: neighbouring channels, a thread's steps, lanes by butterfly,
+    warps."""
     num_rows, hidden = terms.shape
-    step = _THREADS * _CHANNELS
+    num_threads, num_channels = share
+    step = num_threads * num_channels
     num_steps = ceildiv(hidden, step)
     shared = torch.nn.functional.pad(terms, (0, num_steps * step - hidden))
-    shared = shared.view(num_rows, num_steps, _THREADS, _CHANNELS)
-    total = torch.zeros((num_rows, _THREADS), dtype=torch.float32, device=terms.device)
-    for at in range(num_steps):
-        for channel in range(_CHANNELS):
-            total = total + shared[:, at, :, channel]
+    shared = shared.view(num_rows, num_steps, num_threads, num_channels)
+    chunks = torch.zeros(shared.shape[:3], dtype=torch.float32, device=terms.device)
+    for channel in range(num_channels):
+        chunks = chunks + shared[..., channel]
+    total = chunks[:, 0]
+    for at in range(1, num_steps):
+        total = total + chunks[:, at]
     lane = torch.arange(_WARP, device=terms.device)
-    total = total.view(num_rows, _THREADS // _WARP, _WARP)
+    total = total.view(num_rows, num_threads // _WARP, _WARP)
     for bit in range(5):
         total = total + total[:, :, lane ^ (1 << bit)]
     result = total[:, :1, 0]
-    for warp in range(1, _THREADS // _WARP):
+    for warp in range(1, num_threads // _WARP):
         result = result + total[:, warp : warp + 1, 0]
     return result
 
 
-def mean_of_rows(terms: torch.Tensor) -> torch.Tensor:
+def mean_of_rows(terms: torch.Tensor, share: tuple[int, int]) -> torch.Tensor:
     """`sum_of_rows` over the number of channels."""
     # A tensor: by a number, torch multiplies with its reciprocal on a GPU
-    return sum_of_rows(terms) / torch.full((1, 1), terms.shape[1], dtype=torch.float32, device=terms.device)
+    return sum_of_rows(terms, share) / torch.full((1, 1), terms.shape[1], dtype=torch.float32, device=terms.device)

@@ -15,7 +15,6 @@ from ._checks import shape_of
 # 132 SMs.
 _WARPS = 4224
 _TILE = 512  # channels that a warp takes at a time
-NO_LIMIT = 2**31 - 1
 
 
 class Routing(NamedTuple):

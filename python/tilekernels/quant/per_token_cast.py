@@ -49,7 +49,15 @@ def per_token_cast(
         use_tma_aligned_col_major_sf, round_sf, use_packed_ue8m0, use_e4m3_sf, stochastic_cast,
     ))
     # fmt: on
-    data, sf = (None, None) if out is None else checks.given_outputs(out, settings)
+    data = sf = None
+    if out is not None:
+        try:  # what given_outputs looks at, where all is well: it takes 0.2 us more to say what is not
+            data, sf = out
+            is_good = data.dtype is settings.out_dtype and sf.dtype is settings.sf_dtype and not settings.sf_alignment
+        except (AttributeError, TypeError, ValueError):
+            is_good = False
+        if not is_good:
+            data, sf = checks.given_outputs(out, settings)
     ask_data, ask_sf = settings.asked_data, settings.asked_sf
     x_sf, x_block_rows, x_block_cols = None, 1, 1
     if isinstance(x, tuple):

@@ -15,7 +15,6 @@ from ..testing.cases import BenchCase
 from ._reference import QuantTensor, cast_ref
 from ._sf import SF_DTYPES, amax_clamps
 from ._swiglu import (
-    NO_LIMIT,
     Routing,
     check_limit,
     count_clamped,
@@ -34,7 +33,6 @@ _NAME_WITH_CAST = "quant.swiglu_forward_and_per_token_cast"
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _GROUPS = (32, 128)
 _NUM_COUNTS = 4
-_COUNTING_BLOCKS_PER_SM = 4  # as many as run at a time
 
 
 def swiglu_forward_and_per_token_cast(
@@ -78,20 +76,22 @@ def cast_forward(
     clamped_count: torch.Tensor | None,
     clamp_min: float,
 ) -> QuantTensor:
-    """Runs the kernel with either generation's routing; what the kernel cannot check has been checked."""
+    """Runs the kernel with either generation's routing; what the kernel cannot check has been checked.
+
+    num_per_channels: 32, 128, or 0 for one scale a row.
+    """
     num_tokens, hidden = x.shape[0], x.shape[1] // 2
     scalars = (
         *_scalars(routing, clamp_value),
         clamp_min,
         layout.rounded,
         num_per_channels,
-        num_parts(num_tokens, hidden),
-        _max_blocks(x, clamped_count),
+        num_parts(num_tokens, hidden) if num_per_channels else 1,
     )
     tensors = (x, *routing.tensors())
     _swiglu_forward_and_per_token_cast.check(*tensors, None, None, clamped_count, *scalars)
     data = empty_matrix(num_tokens, hidden, torch.float8_e4m3fn, x.device)
-    columns = layout.columns(hidden // num_per_channels)
+    columns = layout.columns(hidden // num_per_channels if num_per_channels else 1)
     alignment = 4 if layout.col_major else 0
     sf = empty_sf(num_tokens, columns, SF_DTYPES[layout.dtype], alignment, x.device)
     _swiglu_forward_and_per_token_cast(*tensors, data, sf, clamped_count, *scalars)
@@ -124,7 +124,7 @@ def swiglu_forward(
     check_limit(_NAME, "clamp_value", clamp_value, clamped_count, _NUM_COUNTS)
     num_tokens, hidden = halves_of(_NAME, x, 64)
     routing = routing_by_segments(_NAME, num_tokens, psum_num_tokens_per_expert, topk_weights, routed_scaling_factor)
-    scalars = (*_scalars(routing, clamp_value), num_parts(num_tokens, hidden), _max_blocks(x, clamped_count))
+    scalars = (*_scalars(routing, clamp_value), num_parts(num_tokens, hidden))
     _swiglu_forward.check(x, *routing.tensors(), None, clamped_count, *scalars)
     out = empty_matrix(num_tokens, hidden, _DTYPES[fmt], x.device)
     _swiglu_forward(x, *routing.tensors(), out, clamped_count, *scalars)
@@ -182,11 +182,6 @@ def _scalars(routing: Routing, clamp_value: float | None) -> tuple[int, float, b
     return config.get_token_alignment(), routing.scaling, has_clamp, float(clamp_value or 0.0)
 
 
-def _max_blocks(x: torch.Tensor, clamped_count: torch.Tensor | None) -> int:
-    """Every block that counts ends in additions to the same numbers."""
-    return NO_LIMIT if clamped_count is None else _COUNTING_BLOCKS_PER_SM * config.num_sms_for(x.device)
-
-
 def _run_on_cpu(
     x: torch.Tensor,
     routing: Routing,
@@ -219,14 +214,13 @@ def _swiglu_forward_and_per_token_cast_cpu(
     round_sf: bool,
     num_per_channels: int,
     num_parts: int,
-    max_blocks: int,
 ) -> None:
     routing = Routing(psum, topk_weights, routed_scaling_factor, pos_to_expert, pos_to_token_topk)
     values, valid = _run_on_cpu(x, routing, clamped_count, alignment, clamp_value if has_clamp else None)
     result = cast_ref(
         values,
         "e4m3",
-        (1, num_per_channels),
+        (1, num_per_channels or values.shape[1]),
         round_sf=round_sf,
         use_packed_ue8m0=out_sf.dtype == torch.int32,
         clamp_min=clamp_min,
@@ -249,7 +243,6 @@ def _swiglu_forward_cpu(
     has_clamp: bool,
     clamp_value: float,
     num_parts: int,
-    max_blocks: int,
 ) -> None:
     routing = Routing(psum, topk_weights, routed_scaling_factor, pos_to_expert, pos_to_token_topk)
     values, valid = _run_on_cpu(x, routing, clamped_count, alignment, clamp_value if has_clamp else None)
@@ -267,6 +260,7 @@ def bench_cases() -> list[BenchCase]:
     for hidden in (2048, 3584, 4096, 7168):
         cases.append(_case(21760, hidden, "bf16", "e4m3", 128, packed))
         cases.append(_case(21760, hidden, "bf16", "e4m3", 128, {**packed, "clamp_value": 0.5}))
+        cases.append(_case(21760, hidden, "bf16", "e4m3", 128, {**packed, "clamp_value": 0.5}, is_counted=True))
     cases.append(_case(21760, 2048, "bf16", "e4m3", 32, {}, num_experts=32))
     cases.append(_case(21760, 2048, "fp32", "e4m3", 128, {}, num_experts=32))
     for kind, fmt in (("bf16", "bf16"), ("bf16", "fp32"), ("fp32", "bf16"), ("fp32", "fp32")):
@@ -277,7 +271,14 @@ def bench_cases() -> list[BenchCase]:
 
 
 def _case(
-    num_tokens: int, hidden: int, kind: str, fmt: str, group: int, options: dict[str, Any], num_experts: int = 0
+    num_tokens: int,
+    hidden: int,
+    kind: str,
+    fmt: str,
+    group: int,
+    options: dict[str, Any],
+    num_experts: int = 0,
+    is_counted: bool = False,
 ) -> BenchCase:
     """num_experts > 0: with weights, and segments that leave no row out."""
     name = _NAME_WITH_CAST if group else _NAME
@@ -285,6 +286,8 @@ def _case(
     def make(device: Any) -> dict[str, Any]:
         x = torch.randn((num_tokens, 2 * hidden), device=device).to(_DTYPES[kind])
         kwargs: dict[str, Any] = {"x": x, "fmt": fmt, **({"num_per_channels": group} if group else {}), **options}
+        if is_counted:
+            kwargs["clamped_count"] = torch.zeros(_NUM_COUNTS, dtype=torch.int64, device=device)
         if num_experts:
             step = config.get_token_alignment()
             ends = torch.arange(1, num_experts + 1, device=device, dtype=torch.int32) * (
@@ -304,4 +307,5 @@ def _case(
     params |= {"num_per_channels": group, "sf": layout.label} if group else {}
     params |= {"clamp_value": options["clamp_value"]} if "clamp_value" in options else {}
     params |= {"num_experts": num_experts} if num_experts else {}
+    params |= {"counted": True} if is_counted else {}
     return BenchCase(name, params, make, num_bytes)

@@ -91,7 +91,7 @@ def bench_cases() -> list[BenchCase]:
 
 def _case(count: int, dtype: torch.dtype) -> BenchCase:
     def make(device: Any) -> dict[str, Any]:
-        return {"input": torch.empty(count, dtype=dtype, device=device)}
+        return {"input": torch.zeros(count, dtype=dtype, device=device)}
 
     params = {"count": count, "dtype": str(dtype).removeprefix("torch.")}
     return BenchCase(_NAME, params, make, count * dtype.itemsize, _MAX_DIFF)

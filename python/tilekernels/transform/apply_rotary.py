@@ -12,7 +12,7 @@ from ..moe._fma import fma
 from ..testing.cases import BenchCase
 
 _NAME = "transform.apply_rotary"
-_RANKS = (3, 4)
+_RANKS, _DIMS = (3, 4), (64, 128)
 
 
 def apply_rotary(
@@ -38,13 +38,16 @@ def apply_rotary(
     caller's mistake: on a GPU such heads become zero, on a CPU they are refused.
     """
     check_int(_NAME, "seqlen_offset", seqlen_offset)
-    tensors = [("query", query)] if key is None else [("query", query), ("key", key)]
-    calls = [_as_call(name, x, query, cos_sin_cache, positions) for name, x in tensors]
-    for call in calls:
-        _apply_rotary.check(*call, interleaved, conjugate, seqlen_offset)
-    for call in calls:
-        if call[0].numel():
-            _apply_rotary(*call, interleaved, conjugate, seqlen_offset)
+    rank = _check_rank("query", query)
+    if key is not None and _check_rank("key", key) != rank:
+        raise argument_error(_NAME, "key", f"have {rank} dimensions like query", key.dim())
+    if isinstance(positions, torch.Tensor) and positions.dim() != rank - 2:
+        raise argument_error(_NAME, "positions", f"have {rank - 2} dimensions", positions.dim())
+    if rank == 3:
+        query, key, positions = (x.unsqueeze(0) if isinstance(x, torch.Tensor) else x for x in (query, key, positions))
+    given = query, key, cos_sin_cache, positions, interleaved, conjugate, seqlen_offset
+    _apply_rotary.check(*given)
+    _apply_rotary(*given)
 
 
 def apply_rotary_ref(
@@ -71,48 +74,37 @@ def apply_rotary_ref(
         b.copy_(turned_b)
 
 
-def _as_call(name: str, x: Any, query: Any, cos_sin_cache: Any, positions: Any) -> tuple[Any, Any, Any]:
-    """(x, cache, positions) with a dimension for batches, as the kernel takes them."""
-    if not isinstance(x, torch.Tensor):
+def _check_rank(name: str, x: Any) -> int:
+    """Raises unless x is a tensor of heads; returns its rank."""
+    if not isinstance(x, torch.Tensor):  # the kernel's own check takes None for an output
         raise argument_type_error(_NAME, name, "be a tensor", type(x).__name__)
     if x.dim() not in _RANKS:
         raise argument_error(_NAME, name, "have 3 or 4 dimensions", x.dim())
-    if x is not query and (x.dim() != query.dim() or x.dtype != query.dtype or x.shape[:-2] != query.shape[:-2]):
-        raise argument_error(_NAME, name, "have rank, dtype and tokens of query", _describe(x))
-    if x.dtype not in (torch.bfloat16, torch.float32):
-        raise argument_type_error(_NAME, name, "be bfloat16 or float32", str(x.dtype).removeprefix("torch."))
-    if x.shape[-1] not in (64, 128):
+    if x.shape[-1] not in _DIMS:  # the kernel's own guard would not name the argument
         raise argument_error(_NAME, name, "have 64 or 128 channels", x.shape[-1])
-    if x.dim() == 4:
-        return x, cos_sin_cache, positions
-    if isinstance(positions, torch.Tensor):
-        if positions.dim() != 1:
-            raise argument_error(_NAME, "positions", "have 1 dimension", positions.dim())
-        positions = positions.unsqueeze(0)
-    return x.unsqueeze(0), cos_sin_cache, positions
-
-
-def _describe(x: torch.Tensor) -> str:
-    return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
+    return x.dim()
 
 
 def _apply_rotary_cpu(
-    x: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor | None,
     cos_sin_cache: torch.Tensor,
     positions: torch.Tensor | None,
     interleaved: bool,
     conjugate: bool,
     seqlen_offset: int,
 ) -> None:
-    num_tokens, num_positions = x.shape[1], cos_sin_cache.shape[0]
+    if not query.shape[0] * query.shape[1]:
+        return
+    num_positions = cos_sin_cache.shape[0]
     if positions is None:
-        lowest, highest = seqlen_offset, seqlen_offset + num_tokens - 1
+        lowest, highest = seqlen_offset, seqlen_offset + query.shape[1] - 1
     else:
         lowest, highest = (int(limit) + seqlen_offset for limit in positions.aminmax())
     if lowest < 0 or highest >= num_positions:
         wrong = lowest if lowest < 0 else highest
         raise argument_error(_NAME, "positions", f"lie in the cache's {num_positions} rows", wrong)
-    apply_rotary_ref(x, cos_sin_cache, None, positions, interleaved, conjugate, seqlen_offset)
+    apply_rotary_ref(query, cos_sin_cache, key, positions, interleaved, conjugate, seqlen_offset)
 
 
 _apply_rotary = kernel(_NAME, cpu=_apply_rotary_cpu)

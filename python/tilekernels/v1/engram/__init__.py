@@ -45,7 +45,7 @@ def engram_gate_bwd(
     rstd_k: torch.Tensor,
     clamp_value: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`tilekernels.engram.engram_gate_bwd` of the pair (k, v): the gradients of hidden_states, k, v, and grad_w_partial.
+    """`tilekernels.engram.engram_gate_bwd` of the pair (k, v): gradients of hidden_states, k, v, and grad_w_partial.
 
     grad_w_partial has fewer parts than the GPU has multiprocessors; `grad_w_reduce` takes any number."""
     saved = dot, gate_score, rstd_x, rstd_k

@@ -4,11 +4,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import engram
+    from . import engram, mhc
 
-_LAZY_MODULES = ("engram",)
+_LAZY_MODULES = ("engram", "mhc")
 
-__all__ = ["engram"]
+__all__ = ["engram", "mhc"]
 
 
 def __getattr__(name: str) -> Any:

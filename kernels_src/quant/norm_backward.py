@@ -1,0 +1,113 @@
+"""Gradients of RMSNorm: of its input row by row, and of its weight as a sum over the rows.
+
+A block takes every num_parts-th row and sums up its share of the weight's gradient in registers; a second launch adds
+the shares. No barrier over the grid: the launch needs no more blocks than fit, nor any that run together.
+"""
+
+import tilelang.language as T
+
+from ..common.device import include
+from ..declare import dtype_of, forms, grid, kernel
+
+_PASS_CONFIGS = {
+    "tl.disable_safe_memory_legalize": True,  # bounds are tested by hand, once for a thread's channels
+    "tl.disable_buffer_init_check": True,  # it does not see what helpers write
+    "tl.disable_thread_storage_sync": True,  # barriers are set by hand
+}
+
+_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+_TAGS = {"bf16": "tk::Bf16", "fp32": "tk::Fp32"}
+
+_THREADS = 256  # and eight channels of each in four steps: norm.cuh
+_COLUMNS = 32  # of the weight's gradient that a block sums up
+_BLOCKS_PER_SM = {"bf16": 2, "fp32": 1}  # what registers are limited for
+
+_ALIGNED = (
+    "and_(aligned(x, 16), and_(aligned(out_grad, 16), and_(aligned(weight, 16), aligned(residual_out_grad, 16))))"
+)
+
+
+@kernel(
+    axes=grid(kind=dtype_of("x", **_DTYPES), form=forms("aligned", "general")),
+    accepts={"weight_grad": ("float32", "bfloat16")},
+    derived={"is_bf16": "is_dtype(weight_grad, bfloat16)", "is_aligned": _ALIGNED},
+    pass_configs=_PASS_CONFIGS,
+)
+def norm_backward(kind, form):
+    """Write the gradient of x, and of the weight to weight_grad, added to what is there if accumulate.
+
+    x_grad = (wg - xh * mean(xh * wg)) * rstd + residual_out_grad, xh = x * rstd, wg = out_grad * out_scale * weight;
+    weight_grad is the sum over the rows of xh * out_grad * out_scale. weight, with weight_grad, and residual_out_grad
+    may be null. workspace has a row for each block of the first launch.
+    """
+    vector = {"bf16": 8, "fp32": 4}[kind] if form == "aligned" else 1
+    num_tokens, hidden, num_parts = T.dynamic("num_tokens"), T.dynamic("hidden"), T.dynamic("num_parts")
+    strides = [T.dynamic(f"{name}_stride", "int64") for name in ("out_grad", "x", "residual_out_grad")]
+
+    @T.prim_func
+    def main(
+        out_grad: T.StridedTensor((num_tokens, hidden), (strides[0], 1), _DTYPES[kind]),
+        x: T.StridedTensor((num_tokens, hidden), (strides[1], 1), _DTYPES[kind]),
+        weight: T.Tensor((hidden,), _DTYPES[kind]),
+        rstd: T.Tensor((num_tokens,), "float32"),
+        residual_out_grad: T.StridedTensor((num_tokens, hidden), (strides[2], 1), _DTYPES[kind]),
+        x_grad: T.Tensor((num_tokens, hidden), _DTYPES[kind]),
+        weight_grad: T.Tensor((hidden,), "uint8"),
+        workspace: T.Tensor((num_parts, hidden), "float32"),
+        out_scale: T.float32,
+        accumulate: T.bool,
+        is_bf16: T.bool,
+        is_aligned: T.bool,
+    ):
+        T.assume(hidden % 32 == 0)
+        T.assume(hidden <= 8192)
+        T.assume(num_parts > 0)
+        T.assume(strides[0] % vector == 0)
+        T.assume(strides[1] % vector == 0)
+        T.assume(strides[2] % vector == 0)
+        if form == "aligned":
+            T.assume(is_aligned)
+        with T.Kernel(num_parts, threads=_THREADS) as block:
+            include("norm.cuh")
+            T.annotate_min_blocks_per_sm(_BLOCKS_PER_SM[kind])
+            shared = T.alloc_shared((2 * _THREADS // 32,), "float32")
+            T.call_extern(
+                "handle",
+                f"tk::norm_backward_rows<{_TAGS[kind]}, {str(form == 'aligned').lower()}>",
+                T.access_ptr(x[0, 0], "r"),
+                strides[1],
+                T.access_ptr(out_grad[0, 0], "r"),
+                strides[0],
+                weight.data,
+                T.if_then_else(T.isnullptr(weight.data), False, True),
+                T.access_ptr(rstd[0], "r"),
+                residual_out_grad.data,
+                strides[2],
+                T.if_then_else(T.isnullptr(residual_out_grad.data), False, True),
+                T.access_ptr(x_grad[0, 0], "w"),
+                T.access_ptr(workspace[0, 0], "w"),
+                num_tokens,
+                hidden,
+                out_scale,
+                block,
+                num_parts,
+                T.address_of(shared[0]),
+            )
+        with T.Kernel(T.ceildiv(hidden, _COLUMNS), threads=_THREADS) as block:
+            include("norm.cuh")
+            shared = T.alloc_shared((_THREADS,), "float32")
+            if not T.isnullptr(weight_grad.data):
+                T.call_extern(
+                    "handle",
+                    "tk::sum_weight_grad",
+                    T.access_ptr(workspace[0, 0], "r"),
+                    num_parts,
+                    hidden,
+                    block * _COLUMNS,
+                    T.access_ptr(weight_grad[0], "rw"),
+                    is_bf16,
+                    accumulate,
+                    T.address_of(shared[0]),
+                )
+
+    return main

@@ -1,0 +1,139 @@
+"""Gradients of RMSNorm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .. import config
+from .._dispatch import kernel
+from .._outputs import empty_matrix
+from ..errors import argument_error
+from ..testing.cases import BenchCase
+from ._norm import BACKWARD_SHARE, check_like, check_rows, mean_of_rows
+from ._swiglu import check_number
+
+_NAME = "quant.norm_backward"
+
+_BLOCKS_PER_SM = {torch.bfloat16: 2, torch.float32: 1}  # as many as run at a time; each ends in a row of sums
+
+
+def norm_backward(
+    out_grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    rstd: torch.Tensor,
+    residual_out_grad: torch.Tensor | None = None,
+    out_scale: float = 1.0,
+    weight_grad: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(x_grad, weight_grad) of `norm_forward`; x_grad is the gradient of x and of the residual that was added to it.
+
+    x: (T, H) bf16 or fp32, what was normalised, unit column stride, any row stride; H % 32 == 0, at most 8192.
+    out_grad, residual_out_grad: like x; the second is added to x_grad. weight: (H,) of x's dtype, dense, or None. rstd:
+    (T,) fp32, dense. weight_grad: (H,) bf16 or fp32, dense, to which the gradient is added, in fp32 and rounded once;
+    None: a new one of weight's dtype. Without weight it must be None, and None is returned.
+
+    In fp32: xh = x * rstd, go = out_grad * out_scale, wg = go * weight, x_grad = (wg - xh * mean(xh * wg)) * rstd +
+    residual_out_grad; weight_grad is the sum over the rows of xh * go, whose order depends on the number of SMs.
+    """
+    check_rows(_NAME, x, 32, (2,))
+    check_like(_NAME, "out_grad", out_grad, x)
+    if residual_out_grad is not None:
+        check_like(_NAME, "residual_out_grad", residual_out_grad, x)
+    num_tokens, hidden = x.shape
+    if weight is not None:
+        check_like(_NAME, "weight", weight, torch.empty(hidden, dtype=x.dtype, device="meta"))
+    elif weight_grad is not None:
+        raise argument_error(_NAME, "weight_grad", "be None where weight is None", "a tensor")
+    scalars = (check_number(_NAME, "out_scale", out_scale), weight_grad is not None)
+    inputs = (out_grad, x, weight, rstd, residual_out_grad)
+    _norm_backward.check(*inputs, None, weight_grad, None, *scalars)
+    x_grad = empty_matrix(num_tokens, hidden, x.dtype, x.device)
+    if weight is not None and weight_grad is None:
+        weight_grad = torch.empty_like(weight)
+    if num_tokens == 0:
+        if weight_grad is not None and not scalars[1]:
+            weight_grad.zero_()
+        return x_grad, weight_grad
+    num_parts = min(num_tokens, _BLOCKS_PER_SM.get(x.dtype, 1) * config.num_sms_for(x.device))
+    workspace = empty_matrix(num_parts, hidden, torch.float32, x.device)
+    _norm_backward(*inputs, x_grad, weight_grad, workspace, *scalars)
+    return x_grad, weight_grad
+
+
+def norm_backward_ref(
+    out_grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    rstd: torch.Tensor,
+    residual_out_grad: torch.Tensor | None = None,
+    out_scale: float = 1.0,
+    weight_grad: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`norm_backward` in plain torch, its mean in the order of a block of 256 threads with eight channels each."""
+    normal = x.float() * rstd[:, None]
+    scaled = out_grad.float() * out_scale
+    weighted = scaled if weight is None else scaled * weight.float()
+    mean = mean_of_rows(normal * weighted, BACKWARD_SHARE)
+    x_grad = (weighted - normal * mean) * rstd[:, None]
+    if residual_out_grad is not None:
+        x_grad = x_grad + residual_out_grad.float()
+    if weight is not None:
+        grad = (normal * scaled).sum(dim=0)
+        if weight_grad is None:
+            weight_grad = grad.to(weight.dtype)
+        else:
+            weight_grad.copy_(weight_grad.float() + grad)
+    return x_grad.to(x.dtype), weight_grad
+
+
+def _norm_backward_cpu(
+    out_grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    rstd: torch.Tensor,
+    residual_out_grad: torch.Tensor | None,
+    x_grad: torch.Tensor,
+    weight_grad: torch.Tensor | None,
+    workspace: torch.Tensor,
+    out_scale: float,
+    accumulate: bool,
+) -> None:
+    inputs = (out_grad, x, weight, rstd, residual_out_grad, out_scale)
+    results = norm_backward_ref(*inputs, weight_grad if accumulate else None)
+    x_grad.copy_(results[0])
+    if weight_grad is not None and not accumulate:
+        weight_grad.copy_(results[1])  # type: ignore[arg-type]  # there is a weight
+
+
+_norm_backward = kernel(_NAME, cpu=_norm_backward_cpu)
+
+# Of weight_grad, whose sum has no set order
+_MAX_DIFF = 1e-9
+
+
+def bench_cases() -> list[BenchCase]:
+    """Few tokens, then hidden sizes of large models."""
+    cases = [_case(8, 2048, torch.bfloat16, False), _case(256, 7168, torch.bfloat16, False)]
+    for hidden in (2048, 4096, 7168):
+        cases += [_case(8192, hidden, torch.bfloat16, residual) for residual in (False, True)]
+    return [*cases, _case(8192, 7168, torch.float32, True)]
+
+
+def _case(num_tokens: int, hidden: int, dtype: torch.dtype, residual: bool) -> BenchCase:
+    def make(device: Any) -> dict[str, Any]:
+        x, grad, residual_grad = (torch.randn((num_tokens, hidden), device=device).to(dtype) for _ in range(3))
+        return {
+            "out_grad": grad,
+            "x": x,
+            "weight": torch.randn(hidden, device=device).to(dtype),
+            "rstd": torch.rand(num_tokens, device=device) + 0.5,
+            "residual_out_grad": residual_grad if residual else None,
+        }
+
+    size = dtype.itemsize
+    num_bytes = num_tokens * (hidden * size * (4 if residual else 3) + 4) + 2 * hidden * size
+    params = {"num_tokens": num_tokens, "hidden": hidden, "in": str(dtype).removeprefix("torch.")}
+    return BenchCase(_NAME, {**params, **({"residual": True} if residual else {})}, make, num_bytes, _MAX_DIFF)
