@@ -287,6 +287,7 @@ def bench_cases() -> list[BenchCase]:
             cases.append(_case(CAST, 8001, hidden, dtype, fmt, group, packed))
         cases.append(_case(CAST, 8001, hidden, "e4m3", "e4m3", 128, packed, x_block_size=(128, 128)))
         cases.append(_case(CAST, 8001, hidden, "e2m1", "e4m3", 32, packed, x_block_size=(32, 32)))
+    cases.append(_case(CAST, 8001, 7168, "e4m3", "e2m1", 32, packed, x_block_size=(128, 128)))
     cases.append(_case(CAST, 8001, 7168, "bf16", "e4m3", 128, {}))
     cases.append(_case(CAST, 8001, 7168, "bf16", "e2m1", 16, {"use_e4m3_sf": True}))
     cases.append(_case(CAST, 8001, 7168, "bf16", "e4m3", 128, {**packed, "stochastic_cast": True}))
