@@ -12,10 +12,6 @@ if TYPE_CHECKING:
     from .config import get_device_num_sms, get_num_sms, set_num_sms
 
 _LAZY_MODULES = ("config", "engram", "modeling", "moe", "quant", "testing", "torch", "transpose")
-    from . import config, modeling, moe, quant, testing, torch, transpose
-    from .config import get_device_num_sms, get_num_sms, set_num_sms
-
-_LAZY_MODULES = ("config", "modeling", "moe", "quant", "testing", "torch", "transpose")
 _CONFIG_NAMES = ("get_device_num_sms", "get_num_sms", "set_num_sms")
 
 __all__ = [
