@@ -24,28 +24,28 @@ _STEPS = 4
 
 
 @T.macro
-def _load(x, values, first, step, count, vector, num_elements):
-    """values = the elements from `first`, as far as there are any."""
-    if first + count <= num_elements:
+def _load(x, values, chunk, step, count, vector, num_elements):
+    """values = the elements of a chunk, as far as there are any."""
+    if (chunk + 1) * count <= num_elements:
         for i in T.unroll(count // vector):
             for j in T.vectorized(vector):
-                values[step * count + i * vector + j] = x[first + i * vector + j]
+                values[step * count + i * vector + j] = x[chunk * count + i * vector + j]
     else:
         for i in T.unroll(count):
-            if first + i < num_elements:
-                values[step * count + i] = x[first + i]
+            if chunk * count + i < num_elements:
+                values[step * count + i] = x[chunk * count + i]
 
 
 @T.macro
-def _store(target, out, first, count, vector, num_elements):
-    if first + count <= num_elements:
+def _store(target, out, chunk, count, vector, num_elements):
+    if (chunk + 1) * count <= num_elements:
         for i in T.unroll(count // vector):
             for j in T.vectorized(vector):
-                out[first + i * vector + j] = target[i * vector + j]
+                out[chunk * count + i * vector + j] = target[i * vector + j]
     else:
         for i in T.unroll(count):
-            if first + i < num_elements:
-                out[first + i] = target[i]
+            if chunk * count + i < num_elements:
+                out[chunk * count + i] = target[i]
 
 
 @kernel(
@@ -80,7 +80,7 @@ def cast(kind, fmt, stochastic, form):
             chunk = T.alloc_var("int64")
             chunk = T.cast(block, "int64") * (_STEPS * _THREADS) + T.get_thread_binding()
             for step in T.unroll(_STEPS):
-                _load(x, values, (chunk + step * _THREADS) * count, step, count, vector, num_elements)
+                _load(x, values, chunk + step * _THREADS, step, count, vector, num_elements)
             for step in T.unroll(_STEPS):
                 if (chunk + step * _THREADS) * count < num_elements:
                     ends = T.address_of(values[step * count]), T.address_of(target[0])
@@ -89,6 +89,6 @@ def cast(kind, fmt, stochastic, form):
                         T.call_extern("handle", "tk::cast_values_stochastic" + tags, *ends, group)
                     else:
                         T.call_extern("handle", "tk::cast_values" + tags, *ends)
-                    _store(target, out, (chunk + step * _THREADS) * count, count, vector, num_elements)
+                    _store(target, out, chunk + step * _THREADS, count, vector, num_elements)
 
     return main

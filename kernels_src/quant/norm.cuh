@@ -1,5 +1,7 @@
-// RMSNorm of a thread's channels, eight at a time, in the roundings of plain fp32. Tags are those of cast.cuh.
+// RMSNorm of a row by a block, in the roundings of plain fp32. Tags are those of cast.cuh.
 #pragma once
+
+#include <type_traits>
 
 #include "to_e4m3.cuh"
 
@@ -19,88 +21,6 @@ __device__ __forceinline__ void round_x8(Fp32, const float* values, void* target
 #pragma unroll
   for (int i = 0; i < 8; ++i) static_cast<float*>(target)[i] = values[i];
 }
-
-// x = x + residual, rounded to their dtype.
-__device__ __forceinline__ void add_residual_x8(Bf16, void* x, const void* residual) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    __nv_bfloat162& pair = static_cast<__nv_bfloat162*>(x)[i];
-    pair = __hadd2_rn(pair, static_cast<const __nv_bfloat162*>(residual)[i]);
-  }
-}
-
-__device__ __forceinline__ void add_residual_x8(Fp32, void* x, const void* residual) {
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    float& value = static_cast<float*>(x)[i];
-    value = __fadd_rn(value, static_cast<const float*>(residual)[i]);
-  }
-}
-
-template <typename Kind>
-__device__ __forceinline__ void add_residual(void* x, const void* residual) {
-  add_residual_x8(Kind{}, x, residual);
-}
-
-// ---- forward --------------------------------------------------------------------------------------------------------
-
-// sum + the squares of eight channels, one after the other. Squares of bf16 numbers are exact, so that fused or not
-// the sums are the same.
-__device__ __forceinline__ float add_squares_x8(Bf16, const float* values, float sum) {
-#pragma unroll
-  for (int i = 0; i < 8; ++i) sum = __fmaf_rn(values[i], values[i], sum);
-  return sum;
-}
-
-__device__ __forceinline__ float add_squares_x8(Fp32, const float* values, float sum) {
-#pragma unroll
-  for (int i = 0; i < 8; ++i) sum = __fadd_rn(sum, __fmul_rn(values[i], values[i]));
-  return sum;
-}
-
-template <typename Kind>
-__device__ __forceinline__ float add_squares(const void* x, float sum) {
-  float values[8];
-  load_x8(Kind{}, static_cast<const uint32_t*>(x), 0, 1.0f, values);
-  return add_squares_x8(Kind{}, values, sum);
-}
-
-__device__ __forceinline__ float reciprocal_rms(float sum, int count, float eps) {
-  return rsqrtf(__fadd_rn(__fdiv_rn(sum, static_cast<float>(count)), eps));
-}
-
-// y = (x * rstd) * (weight * out_scale), or (x * rstd) * out_scale, rounded to x's dtype.
-template <typename Kind>
-__device__ __forceinline__ void normalise(const void* x, const void* weight, bool has_weight, float rstd,
-                                          float out_scale, void* y) {
-  float values[8], factors[8];
-  load_x8(Kind{}, static_cast<const uint32_t*>(x), 0, 1.0f, values);
-  if (has_weight) load_x8(Kind{}, static_cast<const uint32_t*>(weight), 0, 1.0f, factors);
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const float factor = has_weight ? __fmul_rn(factors[i], out_scale) : out_scale;
-    values[i] = __fmul_rn(__fmul_rn(values[i], rstd), factor);
-  }
-  round_x8(Kind{}, values, y);
-}
-
-// ---- scales of a fused mixture of experts ---------------------------------------------------------------------------
-
-// Store the exponent of a scale as byte `column` % 4 of word `column` / 4 of a token, in the order of rows that such a
-// kernel reads: blocks of block_m tokens, padded to 128, in which 32 tokens lie four words apart.
-__device__ __forceinline__ void store_mega_moe_scale(void* base, int64_t column_stride, int block_m, int token,
-                                                     int column, float scale) {
-  const int block = token / block_m, inside = token % block_m, padded = (block_m + 127) / 128 * 128;
-  const int64_t row = static_cast<int64_t>(block) * padded + inside / 128 * 128 + inside % 32 * 4 + inside % 128 / 32;
-  const int64_t word = (column >> 2) * column_stride + row;
-  static_cast<uint8_t*>(base)[4 * word + (column & 3)] = static_cast<uint8_t>(bits_of(scale) >> 23);
-}
-
-// ---- backward -------------------------------------------------------------------------------------------------------
-
-// How a block of norm_backward shares a row: steps of 256 threads with eight neighbouring channels each.
-constexpr int kBackwardThreads = 256;
-constexpr int kBackwardSteps = 4;
 
 template <typename Kind>
 constexpr int kWords = 8;  // that hold eight channels
@@ -134,6 +54,301 @@ __device__ __forceinline__ void store_channels(void* target, int64_t channel, co
     start[i] = make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
   }
 }
+
+template <int kBytes, bool kIsAligned>
+__device__ __forceinline__ void store_bytes(uint8_t* target, const uint32_t* words) {
+  if constexpr (kIsAligned) {
+#pragma unroll
+    for (int i = 0; i < kBytes / 16; ++i) {
+      reinterpret_cast<uint4*>(target)[i] =
+          make_uint4(words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kBytes; ++i) target[i] = static_cast<uint8_t>(words[i / 4] >> (8 * (i % 4)));
+  }
+}
+
+__device__ __forceinline__ void round_to_bf16(Bf16, const uint32_t* words, uint32_t* halves) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) halves[i] = words[i];
+}
+
+__device__ __forceinline__ void round_to_bf16(Fp32, const uint32_t* words, uint32_t* halves) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(float_of(words[2 * i]), float_of(words[2 * i + 1]));
+    halves[i] = *reinterpret_cast<const uint32_t*>(&pair);
+  }
+}
+
+// The place of a token among the scales of a fused mixture of experts: blocks of block_m tokens, padded to 128, in
+// which 32 tokens lie four words apart.
+__device__ __forceinline__ int64_t place_of_token(int token, int block_m) {
+  const int block = token / block_m, inside = token % block_m, padded = (block_m + 127) / 128 * 128;
+  return static_cast<int64_t>(block) * padded + inside / 128 * 128 + inside % 32 * 4 + inside % 128 / 32;
+}
+
+// ---- forward --------------------------------------------------------------------------------------------------------
+
+// How a block of norm_forward shares a row: steps of 128 threads with sixteen neighbouring channels each. With four
+// times the threads each step has its own: for few tokens.
+constexpr int kChannels = 16;
+constexpr int kStepThreads = 128;
+
+struct NormArguments {
+  const void* x;
+  int64_t x_stride;
+  const void* weight;
+  const void* residual;
+  int64_t residual_stride;
+  void* out;
+  int64_t out_stride;
+  void* residual_out;
+  int64_t residual_out_stride;
+  float* rstd;
+  int row, hidden;
+  float eps, out_scale;
+};
+
+struct CastArguments {
+  void* out_sf;
+  int64_t row_stride, column_stride;
+  int num_columns;
+  void* out_bf16;
+  int64_t out_bf16_stride;
+  void* mega_moe_sf;
+  int64_t mega_moe_stride;
+  int mega_moe_block_m;
+  float clamp_min;
+  bool round_sf, is_packed;
+};
+
+// x = x + residual, rounded to their dtype.
+__device__ __forceinline__ void add_residual(Bf16, uint32_t* x, const uint32_t* residual) {
+#pragma unroll
+  for (int i = 0; i < kChannels / 2; ++i) {
+    __nv_bfloat162& pair = reinterpret_cast<__nv_bfloat162*>(x)[i];
+    pair = __hadd2_rn(pair, reinterpret_cast<const __nv_bfloat162*>(residual)[i]);
+  }
+}
+
+__device__ __forceinline__ void add_residual(Fp32, uint32_t* x, const uint32_t* residual) {
+#pragma unroll
+  for (int i = 0; i < kChannels; ++i) x[i] = bits_of(__fadd_rn(float_of(x[i]), float_of(residual[i])));
+}
+
+// The sum of a thread's squares, one after the other. Squares of bf16 numbers are exact, so that fused or not the sums
+// are the same.
+template <typename Kind>
+__device__ __forceinline__ float sum_squares(const uint32_t* words) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int block = 0; block < kChannels / 8; ++block) {
+    float values[8];
+    load_x8(Kind{}, words, block, 1.0f, values);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      sum = std::is_same<Kind, Bf16>::value ? __fmaf_rn(values[i], values[i], sum)
+                                            : __fadd_rn(sum, __fmul_rn(values[i], values[i]));
+    }
+  }
+  return sum;
+}
+
+// The sum over a row of what 128 threads hold: lanes by butterfly, then warps in order. `sums` holds four floats.
+__device__ __forceinline__ float sum_of_step_threads(float sum, int thread, float* sums) {
+#pragma unroll
+  for (int lanes = 1; lanes < 32; lanes *= 2) sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, lanes));
+  if (thread % 32 == 0) sums[thread / 32] = sum;
+  return sum;
+}
+
+// y = (x * rstd) * (weight * out_scale), or (x * rstd) * out_scale, rounded to x's dtype, in place of x.
+template <typename Kind>
+__device__ __forceinline__ void normalise(uint32_t* words, const uint32_t* weight, bool has_weight, float rstd,
+                                          float out_scale) {
+#pragma unroll
+  for (int block = 0; block < kChannels / 8; ++block) {
+    float values[8], factors[8];
+    load_x8(Kind{}, words, block, rstd, values);
+    if (has_weight) {
+      load_x8(Kind{}, weight, block, out_scale, factors);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) values[i] = __fmul_rn(values[i], factors[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) values[i] = __fmul_rn(values[i], out_scale);
+    }
+    round_x8(Kind{}, values, words + block * kWords<Kind>);
+  }
+}
+
+// Store a thread's results of a step, cast: y in words.
+template <typename Kind, bool kIsAligned>
+__device__ __forceinline__ void cast_step(const NormArguments& norm, const CastArguments& cast, const uint32_t* y,
+                                          int channel, int64_t mega_moe_row) {
+  float most = largest<kChannels>(Kind{}, y);
+  most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));  // two threads share a scale
+  float scale, factor;
+  make_scales<1>(&most, cast.clamp_min, 448.0f, cast.round_sf, kScaleFp32, &scale, &factor);
+  const bool is_inside = channel < norm.hidden;
+  if (is_inside) {
+    uint32_t words[kChannels / 4];
+    scale_to_e4m3<Kind, kChannels>(y, factor, words);
+    uint8_t* target = static_cast<uint8_t*>(norm.out) + norm.row * norm.out_stride + channel;
+    store_bytes<kChannels, kIsAligned>(target, words);
+    if (cast.out_bf16 != nullptr) {
+      uint32_t halves[kChannels / 2];
+      round_to_bf16(Kind{}, y, halves);
+      uint8_t* other = static_cast<uint8_t*>(cast.out_bf16) + 2 * (norm.row * cast.out_bf16_stride + channel);
+      store_bytes<2 * kChannels, kIsAligned>(other, halves);
+    }
+  }
+  if (channel % 32 != 0) return;
+  // Bytes of a packed word beyond the last group become 0
+  const int group = channel / 32;
+  store_scale(cast.out_sf, cast.row_stride, cast.column_stride, cast.num_columns, norm.row, group, cast.is_packed,
+              is_inside ? scale : 0.0f);
+  if (cast.mega_moe_sf != nullptr && is_inside) {
+    const int64_t word = (group >> 2) * cast.mega_moe_stride + mega_moe_row;
+    static_cast<uint8_t*>(cast.mega_moe_sf)[4 * word + (group & 3)] = static_cast<uint8_t>(bits_of(scale) >> 23);
+  }
+}
+
+// One row by a block of kThreads, in kSteps steps. `cast` is null for the plain norm. shared: 516 floats.
+template <typename Kind, int kThreads, int kSteps, bool kIsAligned>
+__device__ __forceinline__ void norm_row(const NormArguments& norm, const CastArguments* cast, float* shared) {
+  constexpr int kCount = kChannels / 8 * kWords<Kind>;
+  // Weights are on their way before the sum is known, where registers allow it
+  constexpr bool kIsEarly = kSteps == 1;
+  const int thread = static_cast<int>(threadIdx.x), hidden = norm.hidden;
+  uint32_t words[kSteps][kCount] = {}, weight[kCount] = {};
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int channel = (step * kThreads + thread) * kChannels;
+    if (channel < hidden) load_channels<kCount, kIsAligned>(norm.x, norm.row * norm.x_stride + channel, words[step]);
+  }
+  if (kIsEarly && norm.weight != nullptr && thread * kChannels < hidden) {
+    load_channels<kCount, kIsAligned>(norm.weight, thread * kChannels, weight);
+  }
+  if (norm.residual != nullptr) {
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int channel = (step * kThreads + thread) * kChannels;
+      if (channel < hidden) {
+        uint32_t residual[kCount];
+        load_channels<kCount, kIsAligned>(norm.residual, norm.row * norm.residual_stride + channel, residual);
+        add_residual(Kind{}, words[step], residual);
+        if (norm.residual_out != nullptr) {
+          uint8_t* target = static_cast<uint8_t*>(norm.residual_out) +
+                            (norm.row * norm.residual_out_stride + channel) * (kWords<Kind> / 2);
+          store_bytes<4 * kCount, kIsAligned>(target, words[step]);
+        }
+      }
+    }
+  }
+  float sum = sum_squares<Kind>(words[0]);
+#pragma unroll
+  for (int step = 1; step < kSteps; ++step) {
+    if (step * kThreads * kChannels < hidden) sum = __fadd_rn(sum, sum_squares<Kind>(words[step]));
+  }
+  if constexpr (kThreads == kStepThreads) {
+    sum_of_step_threads(sum, thread, shared);
+  } else {
+    // The order is that of 128 threads: steps first
+    shared[thread] = sum;
+    __syncthreads();
+    if (thread < kStepThreads) {
+#pragma unroll
+      for (int step = 1; step < kThreads / kStepThreads; ++step) {
+        if (step * kStepThreads * kChannels < hidden) sum = __fadd_rn(sum, shared[step * kStepThreads + thread]);
+      }
+      sum_of_step_threads(sum, thread, shared + kThreads);
+    }
+    shared += kThreads;
+  }
+  __syncthreads();
+  sum = __fadd_rn(__fadd_rn(__fadd_rn(shared[0], shared[1]), shared[2]), shared[3]);
+  const float rstd = rsqrtf(__fadd_rn(__fdiv_rn(sum, static_cast<float>(hidden)), norm.eps));
+  if (norm.rstd != nullptr && thread == 0) norm.rstd[norm.row] = rstd;
+
+  const bool has_weight = norm.weight != nullptr;
+  int64_t mega_moe_row = 0;
+  if (cast != nullptr && cast->mega_moe_sf != nullptr) {
+    mega_moe_row = place_of_token(norm.row, cast->mega_moe_block_m);
+  }
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int channel = (step * kThreads + thread) * kChannels;
+    if (step * kThreads * kChannels < hidden) {
+      if (!kIsEarly && has_weight && channel < hidden) {
+        load_channels<kCount, kIsAligned>(norm.weight, channel, weight);
+      }
+      normalise<Kind>(words[step], weight, has_weight, rstd, norm.out_scale);
+      if (cast != nullptr) {
+        cast_step<Kind, kIsAligned>(norm, *cast, words[step], channel, mega_moe_row);
+      } else if (channel < hidden) {
+        uint8_t* target = static_cast<uint8_t*>(norm.out) + (norm.row * norm.out_stride + channel) * (kWords<Kind> / 2);
+        store_bytes<4 * kCount, kIsAligned>(target, words[step]);
+      }
+    }
+  }
+}
+
+template <typename Kind, int kThreads, int kSteps, bool kIsAligned>
+__device__ __forceinline__ void norm_forward(const void* x, int64_t x_stride, const void* weight, const void* residual,
+                                             int64_t residual_stride, void* out, int64_t out_stride, void* residual_out,
+                                             int64_t residual_out_stride, void* rstd, int row, int hidden, float eps,
+                                             float out_scale, float* shared) {
+  const NormArguments norm = {x,
+                              x_stride,
+                              weight,
+                              residual,
+                              residual_stride,
+                              out,
+                              out_stride,
+                              residual_out,
+                              residual_out_stride,
+                              static_cast<float*>(rstd),
+                              row,
+                              hidden,
+                              eps,
+                              out_scale};
+  norm_row<Kind, kThreads, kSteps, kIsAligned>(norm, nullptr, shared);
+}
+
+template <typename Kind, int kThreads, int kSteps, bool kIsAligned>
+__device__ __forceinline__ void norm_forward_and_cast(
+    const void* x, int64_t x_stride, const void* weight, const void* residual, int64_t residual_stride, void* out,
+    int64_t out_stride, void* residual_out, int64_t residual_out_stride, void* rstd, int row, int hidden, float eps,
+    float out_scale, float* shared, void* out_sf, int64_t sf_row_stride, int64_t sf_column_stride, int num_sf_columns,
+    void* out_bf16, int64_t out_bf16_stride, void* mega_moe_sf, int64_t mega_moe_stride, int mega_moe_block_m,
+    float clamp_min, bool round_sf, bool is_packed) {
+  const NormArguments norm = {x,
+                              x_stride,
+                              weight,
+                              residual,
+                              residual_stride,
+                              out,
+                              out_stride,
+                              residual_out,
+                              residual_out_stride,
+                              static_cast<float*>(rstd),
+                              row,
+                              hidden,
+                              eps,
+                              out_scale};
+  const CastArguments cast = {out_sf,      sf_row_stride,   sf_column_stride, num_sf_columns, out_bf16, out_bf16_stride,
+                              mega_moe_sf, mega_moe_stride, mega_moe_block_m, clamp_min,      round_sf, is_packed};
+  norm_row<Kind, kThreads, kSteps, kIsAligned>(norm, &cast, shared);
+}
+
+// ---- backward -------------------------------------------------------------------------------------------------------
+
+// How a block of norm_backward shares a row: steps of 256 threads with eight neighbouring channels each.
+constexpr int kBackwardThreads = 256;
+constexpr int kBackwardSteps = 4;
 
 // x * rstd and what the gradient of the result comes to, for eight channels; `scaled` is without the weight.
 template <typename Kind>
@@ -182,11 +397,12 @@ __device__ __forceinline__ void norm_backward_rows(const void* x, int64_t x_stri
       if (channel < hidden) {
         uint32_t weight_words[kCount];
         if (has_weight) load_channels<kCount, kIsAligned>(weight, channel, weight_words);
-        float normal[8], scaled[8], weighted[8];
+        float normal[8], scaled[8], weighted[8], part = 0.0f;
         norm_factors<Kind>(x_words[step], grad_words[step], weight_words, has_weight, row_rstd, out_scale, normal,
                            scaled, weighted);
 #pragma unroll
-        for (int i = 0; i < 8; ++i) sum = __fadd_rn(sum, __fmul_rn(normal[i], weighted[i]));
+        for (int i = 0; i < 8; ++i) part = __fadd_rn(part, __fmul_rn(normal[i], weighted[i]));
+        sum = step == 0 ? part : __fadd_rn(sum, part);
       }
     }
 #pragma unroll

@@ -83,8 +83,8 @@ def _num_tiles(num_tokens, hidden):
 def _place(shape, tile_row, tile_col, hidden):
     """A thread's first token, its channels in units of shape.channels, and those that it reads.
 
-    Threads beyond the matrix read its last channels or tokens, which are in their block if any of it exists, and write
-    nothing.
+    Threads whose first token is beyond the matrix read nothing. Others read its last channels or tokens instead of what
+    is beyond, which are in their block if any of it exists, and write nothing for them.
     """
     thread = T.get_thread_binding()
     first_row = tile_row * _TILE + thread // 32 * _WARP_ROWS + thread % 32 // shape.across
@@ -100,14 +100,16 @@ def _load_tokens(x, source, shape, first_row, x_chunk, num_tokens):
 
 
 @T.macro
-def _find_maximum(kind, source, shape, block_rows, block_cols, shared, largest):
-    """largest[0] = the largest magnitude of the thread's block."""
+def _find_maximum(x, kind, source, shape, first_row, x_chunk, num_tokens, block_rows, block_cols, shared, largest):
+    """Load a thread's channels; largest[0] = the largest magnitude of their block."""
     thread = T.get_thread_binding()
     warp = thread // 32
     part = thread % shape.across * shape.channels // _NARROW  # of a row of the tile
     largest[0] = T.float32(0)
-    for token in T.unroll(shape.tokens):
-        largest[0] = T.max(largest[0], largest_magnitude(kind, shape.channels, source, token * shape.x_elements))
+    if first_row < num_tokens:
+        _load_tokens(x, source, shape, first_row, x_chunk, num_tokens)
+        for token in T.unroll(shape.tokens):
+            largest[0] = T.max(largest[0], largest_magnitude(kind, shape.channels, source, token * shape.x_elements))
     group_maxima(1, shape.channels, largest, block_cols)
     for i in T.unroll(5):
         if (1 << i) >= shape.across:
@@ -200,8 +202,9 @@ def per_block_cast(kind, fmt, form):
             tile_row = T.truncdiv(block, T.ceildiv(hidden, _TILE))
             tile_col = T.truncmod(block, T.ceildiv(hidden, _TILE))
             first_row, chunk, x_chunk = _place(shape, tile_row, tile_col, hidden)
-            _load_tokens(x, source, shape, first_row, x_chunk, num_tokens)
-            _find_maximum(kind, source, shape, block_rows, block_cols, shared, largest)
+            _find_maximum(
+                x, kind, source, shape, first_row, x_chunk, num_tokens, block_rows, block_cols, shared, largest
+            )
             make_scales(1, largest, clamp_min, MAX_VALUES[fmt], round_sf, out_sf_kind, scales, factors)
             _store_block_scale(
                 scales, out_sf, out_sf_strides, shape, num_sf_rows, num_sf_columns, first_row, chunk, hidden,
@@ -265,8 +268,9 @@ def per_block_cast_with_sf_only(kind, form):
             tile_row = T.truncdiv(block, T.ceildiv(hidden, _TILE))
             tile_col = T.truncmod(block, T.ceildiv(hidden, _TILE))
             first_row, chunk, x_chunk = _place(shape, tile_row, tile_col, hidden)
-            _load_tokens(x, source, shape, first_row, x_chunk, num_tokens)
-            _find_maximum(kind, source, shape, block_rows, block_cols, shared, largest)
+            _find_maximum(
+                x, kind, source, shape, first_row, x_chunk, num_tokens, block_rows, block_cols, shared, largest
+            )
             make_scales(1, largest, clamp_min, max_value, round_sf, out_sf_kind, scales, factors)
             _store_block_scale(
                 scales, out_sf, out_sf_strides, shape, num_sf_rows, num_sf_columns, first_row, chunk, hidden,

@@ -213,14 +213,17 @@ def per_block_cast_lossless(form):
                 thread = T.get_thread_binding()
                 first_row = tile_row * _TILE + thread // 32 * _WARP_ROWS + thread % 32 // _ACROSS
                 chunk = tile_col * _ACROSS + thread % _ACROSS
-                # Threads beyond the matrix read its last channels or tokens and write nothing
+                # Instead of what is beyond the matrix its last channels and tokens are read, and nothing is written
                 x_chunk = T.min(chunk, T.truncdiv(width, _CHANNELS // 2) - 1)
-                _load_exponents(
-                    own, first_row, x_chunk, num_tokens, x_sf, x_sf_strides, x_block_rows, x_block_cols, x_sf_kind
-                )
                 for token in T.unroll(_TOKENS):
-                    row = T.min(first_row + token * _DOWN, num_tokens - 1)
-                    load_row(x, row, x_chunk, _CHANNELS // 2, _CHANNELS // 2, source, token * _CHANNELS // 2)
+                    own[token] = T.uint32(0)
+                if first_row < num_tokens:
+                    _load_exponents(
+                        own, first_row, x_chunk, num_tokens, x_sf, x_sf_strides, x_block_rows, x_block_cols, x_sf_kind
+                    )
+                    for token in T.unroll(_TOKENS):
+                        row = T.min(first_row + token * _DOWN, num_tokens - 1)
+                        load_row(x, row, x_chunk, _CHANNELS // 2, _CHANNELS // 2, source, token * _CHANNELS // 2)
                 for token in T.unroll(_TOKENS):
                     most[token] = own[token]
                 _find_largest(most, shared, out_block_rows, out_block_cols)

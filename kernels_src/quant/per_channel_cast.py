@@ -6,7 +6,7 @@ differ in access width: aligned reads 16 bytes at once, general takes any stride
 
 import tilelang.language as T
 
-from ..common.casting import SCALE_DTYPES, SOURCES, decode_scale, divide, load_row, load_scale, scale_kind, store_row
+from ..common.casting import SCALE_DTYPES, SOURCES, divide, load_row, scale_kind, store_row
 from ..common.channel_casting import (
     CHANNEL_SCALE_DTYPES,
     CHANNEL_SCALE_KIND,
@@ -38,14 +38,19 @@ def _is_group_size(num_per_channels):
     return T.Or(num_per_channels == 32, num_per_channels == 128)
 
 
-@T.macro
-def _load_factors(factors, bits, rows, column, pair):
-    for i in T.unroll(ROWS):
-        bits[i] = T.uint32(0)
-        if rows[i] >= 0:
-            bits[i] = load_scale(pair[0], pair[1], rows[i], divide(column, pair[2]), pair[3])
-    for i in T.unroll(ROWS):
-        factors[i] = decode_scale(bits[i], pair[3])
+def _load_factors(factors, rows, column, pair):
+    """The scales of a thread's tokens; `pair` as below."""
+    x_sf, strides, num_per_channels, kind = pair
+    return T.call_extern(
+        "handle",
+        f"tk::load_factors<{ROWS}>",
+        T.access_ptr(x_sf[0, 0], "r"),
+        *strides,
+        T.address_of(rows[0]),
+        divide(column, num_per_channels),
+        kind,
+        T.address_of(factors[0]),
+    )
 
 
 @T.macro
@@ -59,7 +64,6 @@ def _cast(
     source = T.alloc_local((ROWS * shape.columns,), SOURCES[shape.kind][0])
     target = T.alloc_local((shape.columns,), "float8_e4m3fn")
     rows = T.alloc_local((ROWS,), "int32")
-    bits = T.alloc_local((ROWS,), "uint32")
     factors = T.alloc_local((ROWS,), "float32")
     inverses = T.alloc_local((shape.columns,), "float32")
     shared = T.alloc_shared((shape.scales,), "float32")
@@ -89,7 +93,7 @@ def _cast(
     else:
         load_tile(x, source, first_row, x_chunk, sizes, shape)
     if pair is not None:
-        _load_factors(factors, bits, rows, x_chunk * shape.columns, pair)
+        _load_factors(factors, rows, x_chunk * shape.columns, pair)
     make_inverses(
         source, factors, shared, inverses, out_sf, shape, tile_row, tile_col, (sizes[0], hidden),
         num_per_tokens, clamp_min, round_sf, out_sf_kind,

@@ -20,6 +20,8 @@ from ..common.channel_casting import (
 from ..common.device import include
 from ..declare import forms, grid, kernel
 
+_PLAN = (8, 64, 8)  # channels of a thread and of a tile, blocks of a multiprocessor
+
 
 @kernel(axes=grid(form=forms("aligned", "general")), pass_configs=PASS_CONFIGS)
 def per_channel_cast_and_transpose(form):
@@ -27,7 +29,7 @@ def per_channel_cast_and_transpose(form):
 
     num_per_tokens is 32 or 128.
     """
-    shape = Shape("bf16", form)
+    shape = Shape("bf16", form, _PLAN)
     num_tokens, hidden, num_sf_rows = T.dynamic("num_tokens"), T.dynamic("hidden"), T.dynamic("num_sf_rows")
     x_stride = T.dynamic("x_stride", "int64")
 

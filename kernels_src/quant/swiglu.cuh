@@ -1,5 +1,5 @@
-// SwiGLU of a thread's channels: gate / (1 + exp(-gate)) * up, in the roundings of plain fp32, and the counts of what a
-// clamp changes.
+// SwiGLU of single numbers: gate / (1 + exp(-gate)) * up and its gradients, in the roundings of plain fp32; and which
+// rows belong to an expert.
 #pragma once
 
 #include "to_e4m3.cuh"

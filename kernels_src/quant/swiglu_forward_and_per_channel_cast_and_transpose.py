@@ -1,9 +1,10 @@
 """SwiGLU of a matrix of gates and values, rounded to bf16 and cast to e4m3 with a scale for each channel of 32 or 128
 neighbouring tokens; transposed or not.
 
-A block takes a tile, see channel_casting.py. A thread holds four channels: with eight it needs 99
-registers, and half as many warps hide the arithmetic. Forms differ in access width: aligned, and general for any stride
-and address.
+A block takes a tile, see channel_casting.py. A thread holds four channels: with eight it needs 99 registers, and half
+as many warps hide the arithmetic. Blocks of 64 channels read, compute and write at different times more than blocks of
+128 do: 80 us instead of 88 at 8064 x 7168 (H200, a copy takes 74). Forms differ in access width: aligned, and general
+for any stride and address.
 """
 
 import tilelang.language as T
@@ -22,7 +23,7 @@ from ..common.channel_casting import (
 from ..common.device import include
 from ..declare import forms, grid, kernel
 
-_PLAN = (4, 128, 2)
+_PLAN = (4, 64, 4)  # channels of a thread and of a tile, blocks of a multiprocessor
 
 
 @T.macro

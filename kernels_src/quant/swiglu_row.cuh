@@ -13,10 +13,16 @@ template <typename Kind>
 constexpr int kItemsize = 4;
 template <>
 constexpr int kItemsize<Bf16> = 2;
+template <>
+constexpr int kItemsize<E4m3> = 1;
 
 template <int kBytes, bool kIsAligned>
 __device__ __forceinline__ void load_words(const uint8_t* source, uint32_t* words) {
-  if constexpr (kIsAligned) {
+  if constexpr (kIsAligned && kBytes == 8) {
+    const uint2 part = __ldg(reinterpret_cast<const uint2*>(source));
+    words[0] = part.x;
+    words[1] = part.y;
+  } else if constexpr (kIsAligned) {
 #pragma unroll
     for (int i = 0; i < kBytes / 16; ++i) {
       const uint4 part = __ldg(reinterpret_cast<const uint4*>(source) + i);
@@ -26,9 +32,12 @@ __device__ __forceinline__ void load_words(const uint8_t* source, uint32_t* word
       words[4 * i + 3] = part.w;
     }
   } else {
-    const uint16_t* halves = reinterpret_cast<const uint16_t*>(source);
 #pragma unroll
-    for (int i = 0; i < kBytes / 4; ++i) words[i] = __ldg(halves + 2 * i) | (uint32_t{__ldg(halves + 2 * i + 1)} << 16);
+    for (int i = 0; i < kBytes / 4; ++i) {
+      words[i] = 0u;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) words[i] |= uint32_t{__ldg(source + 4 * i + j)} << (8 * j);
+    }
   }
 }
 
@@ -206,6 +215,7 @@ struct Fp8Tiles {
   uint8_t* scales;      // of the first channel of this thread
   int64_t scales_step;  // bytes
   int scales_end;       // the channel from which on no byte of a scale is stored
+  uint32_t scale_mask;  // 0 for scales of zero
   int num_per_channels;
   float clamp_min;
   bool round_sf, is_packed;
@@ -229,7 +239,7 @@ struct Fp8Tiles {
     }
     // The first lane of a group stores; bytes of a packed word beyond the last group become 0
     if ((column & (num_per_channels - 1)) == 0 && column < scales_end) {
-      const uint32_t bits = is_inside ? bits_of(scale) : 0u;
+      const uint32_t bits = is_inside ? bits_of(scale) & scale_mask : 0u;
       if (is_packed) {
         *scales = static_cast<uint8_t>(bits >> 23);
       } else {
@@ -347,6 +357,7 @@ __device__ __forceinline__ void swiglu_row_to_e4m3(const void* x, int64_t x_stri
     tiles[tile].scales = static_cast<uint8_t*>(out_sf) + 4 * element + (is_packed ? group & 3 : 0);
     tiles[tile].scales_step = 4 * sf_column_stride * (num_parts * (kTileChannels >> shift >> packing));
     tiles[tile].scales_end = num_sf_columns << (shift + packing);
+    tiles[tile].scale_mask = 0xffffffffu;
     tiles[tile].num_per_channels = num_per_channels;
     tiles[tile].clamp_min = clamp_min;
     tiles[tile].round_sf = round_sf;

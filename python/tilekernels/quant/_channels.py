@@ -12,6 +12,7 @@ from ..layout import PACKED_PER_WORD, ceildiv
 from ._checks import check_hidden, shape_of
 from ._formats import name_of_dtype
 from ._sf import SF_DTYPES
+from ._swiglu import check_limit
 
 CAST = "quant.per_channel_cast"
 FUSED = "quant.per_channel_cast_fused"
@@ -82,14 +83,8 @@ def check_tokens(operator: str, num_tokens: int) -> None:
 
 def clamp_of(operator: str, swiglu_clamp_value: float | None) -> float:
     """The kernel's bound: infinity where there is none."""
-    if swiglu_clamp_value is None:
-        return math.inf
-    if isinstance(swiglu_clamp_value, bool) or not isinstance(swiglu_clamp_value, (int, float)):
-        actual = type(swiglu_clamp_value).__name__
-        raise argument_type_error(operator, "swiglu_clamp_value", "be a number", actual)
-    if not swiglu_clamp_value >= 0:
-        raise argument_error(operator, "swiglu_clamp_value", "be at least 0", swiglu_clamp_value)
-    return float(swiglu_clamp_value)
+    check_limit(operator, "swiglu_clamp_value", swiglu_clamp_value, None, 0)
+    return math.inf if swiglu_clamp_value is None else float(swiglu_clamp_value)
 
 
 def _check_block(operator: str, argument: str, value: int) -> None:

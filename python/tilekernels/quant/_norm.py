@@ -11,9 +11,9 @@ from ..layout import ceildiv
 
 MOST_CHANNELS = 8192  # that a block keeps in registers
 
-# How a block shares a row: steps of so many threads with eight neighbouring channels each
-FORWARD_THREADS, BACKWARD_THREADS = 128, 256
-_CHANNELS, _WARP = 8, 32
+# How a block shares a row: steps of so many threads with so many neighbouring channels each
+FORWARD_SHARE, BACKWARD_SHARE = (128, 16), (256, 8)
+_WARP = 32
 
 
 def check_rows(operator: str, x: object, multiple: int, ranks: tuple[int, ...] = (2, 3)) -> None:
@@ -63,17 +63,21 @@ def _is_one_matrix(tensor: torch.Tensor) -> bool:
 # ---- in plain torch --------------------------------------------------------------------------------------------------
 
 
-def sum_of_rows(terms: torch.Tensor, num_threads: int) -> torch.Tensor:
-    """fp32 (T, H) to (T, 1), in the order of a block: threads over their channels, lanes by butterfly, warps."""
+def sum_of_rows(terms: torch.Tensor, share: tuple[int, int]) -> torch.Tensor:
+    """fp32 (T, H) to (T, 1), in the order of a block: neighbouring channels, a thread's steps, lanes by butterfly,
+    warps."""
     num_rows, hidden = terms.shape
-    step = num_threads * _CHANNELS
+    num_threads, num_channels = share
+    step = num_threads * num_channels
     num_steps = ceildiv(hidden, step)
     shared = torch.nn.functional.pad(terms, (0, num_steps * step - hidden))
-    shared = shared.view(num_rows, num_steps, num_threads, _CHANNELS)
-    total = torch.zeros((num_rows, num_threads), dtype=torch.float32, device=terms.device)
-    for at in range(num_steps):
-        for channel in range(_CHANNELS):
-            total = total + shared[:, at, :, channel]
+    shared = shared.view(num_rows, num_steps, num_threads, num_channels)
+    chunks = torch.zeros(shared.shape[:3], dtype=torch.float32, device=terms.device)
+    for channel in range(num_channels):
+        chunks = chunks + shared[..., channel]
+    total = chunks[:, 0]
+    for at in range(1, num_steps):
+        total = total + chunks[:, at]
     lane = torch.arange(_WARP, device=terms.device)
     total = total.view(num_rows, num_threads // _WARP, _WARP)
     for bit in range(5):
@@ -84,9 +88,7 @@ def sum_of_rows(terms: torch.Tensor, num_threads: int) -> torch.Tensor:
     return result
 
 
-def mean_of_rows(terms: torch.Tensor, num_threads: int) -> torch.Tensor:
+def mean_of_rows(terms: torch.Tensor, share: tuple[int, int]) -> torch.Tensor:
     """`sum_of_rows` over the number of channels."""
     # A tensor: by a number, torch multiplies with its reciprocal on a GPU
-    return sum_of_rows(terms, num_threads) / torch.full(
-        (1, 1), terms.shape[1], dtype=torch.float32, device=terms.device
-    )
+    return sum_of_rows(terms, share) / torch.full((1, 1), terms.shape[1], dtype=torch.float32, device=terms.device)

@@ -11,7 +11,7 @@ from .._dispatch import kernel
 from .._outputs import empty_matrix
 from ..errors import argument_error
 from ..testing.cases import BenchCase
-from ._norm import BACKWARD_THREADS, check_like, check_rows, mean_of_rows
+from ._norm import BACKWARD_SHARE, check_like, check_rows, mean_of_rows
 from ._swiglu import check_number
 
 _NAME = "quant.norm_backward"
@@ -76,7 +76,7 @@ def norm_backward_ref(
     normal = x.float() * rstd[:, None]
     scaled = out_grad.float() * out_scale
     weighted = scaled if weight is None else scaled * weight.float()
-    mean = mean_of_rows(normal * weighted, BACKWARD_THREADS)
+    mean = mean_of_rows(normal * weighted, BACKWARD_SHARE)
     x_grad = (weighted - normal * mean) * rstd[:, None]
     if residual_out_grad is not None:
         x_grad = x_grad + residual_out_grad.float()

@@ -11,7 +11,7 @@ from .._outputs import empty_matrix, empty_sf
 from ..errors import argument_error, argument_type_error, check_int
 from ..layout import SfLayout, align, ceildiv
 from ..testing.cases import BenchCase
-from ._norm import FORWARD_THREADS, as_rows, check_like, check_rows, mean_of_rows
+from ._norm import FORWARD_SHARE, as_rows, check_like, check_rows, mean_of_rows
 from ._reference import QuantTensor, cast_ref
 from ._sf import SF_DTYPES, amax_clamps
 from ._swiglu import check_number, refuse_fmt
@@ -124,10 +124,10 @@ def norm_forward_ref(
     out_scale: float = 1.0,
     with_rstd: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """`norm_forward` in plain torch, its sum in the order of a block of 128 threads with eight channels each."""
+    """`norm_forward` in plain torch, its sum in the order of a block of 128 threads with sixteen channels each."""
     z = x if residual is None else (x.float() + residual.float()).to(x.dtype)
     rows = z.reshape(-1, z.shape[-1]).float()
-    rstd = torch.rsqrt(mean_of_rows(rows * rows, FORWARD_THREADS) + eps)
+    rstd = torch.rsqrt(mean_of_rows(rows * rows, FORWARD_SHARE) + eps)
     scaled = rows * rstd
     factor = out_scale if weight is None else weight.float() * out_scale
     out = (scaled * factor).to(x.dtype).view(z.shape)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from . import _channels as channels
 from ._channels import SWIGLU
 from ._reference import QuantTensor, cast_ref
 from ._sf import amax_clamps
+from ._swiglu import swiglu
 
 
 def swiglu_forward_and_per_channel_cast_and_transpose(
@@ -55,16 +55,9 @@ def swiglu_forward_and_per_channel_cast_and_transpose_ref(
     swiglu_clamp_value: float | None = None,
 ) -> QuantTensor:
     """`swiglu_forward_and_per_channel_cast_and_transpose` in plain torch."""
-    values = _swiglu_to_bf16(x, math.inf if swiglu_clamp_value is None else swiglu_clamp_value)
+    values = swiglu(x, swiglu_clamp_value, None).bfloat16()
     data, sf = cast_ref(values, fmt, (num_per_tokens, 1), round_sf=round_sf)
     return data if without_transpose else data.t().contiguous(), sf
-
-
-def _swiglu_to_bf16(x: torch.Tensor, clamp_value: float) -> torch.Tensor:
-    """Each operation is rounded to fp32, the last result to bf16."""
-    gate, value = x.float().chunk(2, dim=-1)
-    gate, value = gate.clamp(max=clamp_value), value.clamp(-clamp_value, clamp_value)
-    return (gate / (1 + torch.exp(-gate)) * value).bfloat16()
 
 
 def _swiglu_cpu(
@@ -77,7 +70,7 @@ def _swiglu_cpu(
     swiglu_clamp_value: float,
     without_transpose: bool,
 ) -> None:
-    values = _swiglu_to_bf16(x, swiglu_clamp_value)
+    values = swiglu(x, swiglu_clamp_value, None).bfloat16()
     data, sf = cast_ref(values, "e4m3", (num_per_tokens, 1), round_sf=round_sf, clamp_min=clamp_min)
     out.copy_(data if without_transpose else data.t())
     out_sf.copy_(sf)
