@@ -110,6 +110,7 @@ using Handle = void*;  // the address of an at::Tensor
 
 struct Allocator {
   int32_t (*empty_strided)(int64_t, const int64_t*, const int64_t*, int32_t, int32_t, int32_t, Handle*);
+  int32_t (*as_strided)(Handle, const int64_t*, const int64_t*, Handle*);
   int32_t (*delete_tensor)(Handle);
   PyObject* (*wrap)(const void*);  // THPVariable_Wrap(const at::TensorBase&)
   int32_t cuda;                    // torch's number of the device type
@@ -154,28 +155,33 @@ int32_t dtype_code(PyObject* dtype) {
   return code;
 }
 
-PyObject* allocate(const int64_t* sizes, const int64_t* strides, Py_ssize_t count, PyObject* dtype, int32_t device) {
+// Sizes and strides of a tensor, and the rows of it that are wanted: all of them but for padded columns.
+struct Layout {
+  const int64_t *sizes, *strides;
+  Py_ssize_t count;
+  int64_t num_rows;
+
+  bool is_padded() const { return num_rows != sizes[0]; }
+};
+
+// Null without a Python error: Python has to do it, and to word what is wrong (no memory, most of all).
+PyObject* allocate_below_python(const Layout& layout, PyObject* dtype, int32_t device) {
   const int32_t code = allocator.wrap != nullptr ? dtype_code(dtype) : -1;
-  Handle handle = nullptr;
-  // A failure (no memory, most of all) is tried again by Python, which words it.
-  if (code < 0 || allocator.empty_strided(count, sizes, strides, code, allocator.cuda, device, &handle) != 0) {
-    return allocate_by_python(sizes, strides, count, dtype, device);
+  Handle handle = nullptr, rows = nullptr;
+  if (code < 0) return nullptr;
+  if (allocator.empty_strided(layout.count, layout.sizes, layout.strides, code, allocator.cuda, device, &handle) != 0) {
+    return nullptr;
+  }
+  if (layout.is_padded()) {
+    const int64_t sizes[] = {layout.num_rows, layout.sizes[1]};
+    const int32_t failed = allocator.as_strided(handle, sizes, layout.strides, &rows);
+    allocator.delete_tensor(handle);
+    if (failed != 0) return nullptr;
+    handle = rows;
   }
   PyObject* tensor = allocator.wrap(handle);
   allocator.delete_tensor(handle);
   return tensor;
-}
-
-// ---- Layouts
-// ---------------------------------------------------------------------------------------------------------
-
-PyObject* make_dense(const Sizes& sizes, PyObject* dtype, int32_t device) {
-  int64_t strides[kMostSizes], stride = 1;
-  for (Py_ssize_t i = sizes.count - 1; i >= 0; --i) {
-    strides[i] = stride;
-    if (sizes.values[i] > 1) stride *= sizes.values[i];
-  }
-  return allocate(sizes.values, strides, sizes.count, dtype, device);
 }
 
 // The first rows of a tensor.
@@ -188,15 +194,33 @@ PyObject* slice_rows(PyObject* tensor, int64_t num_rows) {
   return rows;
 }
 
+PyObject* allocate(const Layout& layout, PyObject* dtype, int32_t device) {
+  PyObject* tensor = allocate_below_python(layout, dtype, device);
+  if (tensor != nullptr || PyErr_Occurred() != nullptr) return tensor;
+  tensor = allocate_by_python(layout.sizes, layout.strides, layout.count, dtype, device);
+  if (tensor == nullptr || !layout.is_padded()) return tensor;
+  PyObject* rows = slice_rows(tensor, layout.num_rows);
+  Py_DECREF(tensor);
+  return rows;
+}
+
+// ---- Layouts
+// ---------------------------------------------------------------------------------------------------------
+
+PyObject* make_dense(const Sizes& sizes, PyObject* dtype, int32_t device) {
+  int64_t strides[kMostSizes], stride = 1;
+  for (Py_ssize_t i = sizes.count - 1; i >= 0; --i) {
+    strides[i] = stride;
+    if (sizes.values[i] > 1) stride *= sizes.values[i];
+  }
+  return allocate({sizes.values, strides, sizes.count, sizes.values[0]}, dtype, device);
+}
+
 PyObject* make_columns(const Sizes& sizes, PyObject* dtype, int32_t device) {
   const int64_t num_rows = sizes.values[0];
   const int64_t pitch = (num_rows + sizes.alignment - 1) / sizes.alignment * sizes.alignment;
   const int64_t padded_sizes[] = {pitch, sizes.values[1]}, strides[] = {1, pitch};
-  PyObject* padded = allocate(padded_sizes, strides, 2, dtype, device);
-  if (padded == nullptr || pitch == num_rows) return padded;
-  PyObject* rows = slice_rows(padded, num_rows);
-  Py_DECREF(padded);
-  return rows;
+  return allocate({padded_sizes, strides, 2, num_rows}, dtype, device);
 }
 
 }  // namespace
@@ -209,6 +233,7 @@ void open_allocator() {
   Allocator found = {};
   found.library = core;
   if (find(core, "aoti_torch_empty_strided", found.empty_strided) &&
+      find(core, "aoti_torch_as_strided", found.as_strided) &&
       find(core, "aoti_torch_delete_tensor_object", found.delete_tensor) &&
       find(core, "aoti_torch_device_type_cuda", cuda) &&
       find(binding, "_Z16THPVariable_WrapRKN2at10TensorBaseE", found.wrap)) {

@@ -122,6 +122,8 @@ def _fallback_operator(name: str, *args: Any) -> None:
         kinds = ", ".join(f"{str(each.dtype).removeprefix('torch.')} ({each.layout})" for each in tensors)
         raise ArgumentTypeError(f"{name}: tensors must be dense and of dtypes that DLPack knows, got {kinds}")
     check_devices(name, _PARAMS[name], args)
+    if not tensors:  # torch could not tell which implementation is meant
+        getattr(load_extension(), f"check_{name.replace('.', '_')}")(*args)
     _OPERATORS[name](*args)
 
 
