@@ -66,6 +66,12 @@ def load_pack(pack: Path) -> dict[str, Any]:
         archive.extract(LIBRARY, folder)
         table: dict[str, Any] = json.loads(archive.read("pack.json"))
     ctypes.CDLL(f"{folder}/{LIBRARY}", mode=ctypes.RTLD_GLOBAL)
+    try:
+        importlib.import_module("tilekernels._C")
+    except ImportError as error:
+        raise SystemExit(
+            f"{pack} was built from other sources than the installed package ({error}): build both from one tree"
+        ) from error
     return table
 
 

@@ -19,8 +19,8 @@ from tilekernels.testing import assert_equal
 NAME = "moe.fused_topk_gating"
 SCORINGS = ("softmax", "sigmoid", "sqrtsoftplus", "identity")
 
-# Of logits summed in another order: fp32 sums of 7168 products of unit variance
-LOGIT_TOLERANCE = 2e-3
+# Of logits of unit variance summed in another order, by tensor cores that cut off digits
+LOGIT_TOLERANCE = 1e-4
 # Of the weights made of such logits
 WEIGHT_TOLERANCE = {"rtol": 5e-3, "atol": 1e-5}
 
@@ -56,7 +56,8 @@ class Case:
         bias = torch.randint(-8, 9, (self.num_experts,), device=device) / 4 if self.has_bias else None
         return {
             "hidden_states": matrix(self.num_tokens),
-            "gate_weight": matrix(self.num_experts) / 16,
+            # Logits of unit variance, where no score saturates, unless sums have to be exact
+            "gate_weight": matrix(self.num_experts) / (16 if exact else self.hidden**0.5),
             "num_topk": self.num_topk,
             "scoring": self.scoring,
             "bias": bias,

@@ -37,11 +37,11 @@ def fused_topk_gating(
 
     Returns fp32 and int64 (num_tokens, num_topk). On GPUs of compute capability 9.0.
     """
-    function = _find_scoring(scoring)
+    number = _find_scoring(scoring)
     check_int(_NAME, "num_topk", num_topk, 1, MAX_TOPK)
     if not isinstance(renormalize, bool):
         raise argument_type_error(_NAME, "renormalize", "be a bool", type(renormalize).__name__)
-    scalars = (int(function), renormalize, routed_scaling_factor)
+    scalars = (number, renormalize, routed_scaling_factor)
     _fused_topk_gating.check(hidden_states, gate_weight, bias, None, None, *scalars)
     num_tokens, num_experts = hidden_states.shape[0], gate_weight.shape[0]
     if num_experts > _MAX_EXPERTS:
@@ -83,13 +83,17 @@ _SCORES = {
 }
 
 
-def _find_scoring(scoring: Any) -> ScoringFunc:
+# torch.compile follows a dict of numbers, no walk over an enum
+_NUMBERS = {str(function): int(function) for function in ScoringFunc}
+
+
+def _find_scoring(scoring: Any) -> int:
     if not isinstance(scoring, str):
         raise argument_type_error(_NAME, "scoring", "be a str", type(scoring).__name__)
-    for function in ScoringFunc:
-        if str(function) == scoring.lower():
-            return function
-    raise argument_error(_NAME, "scoring", f"be one of {', '.join(map(str, ScoringFunc))}", scoring)
+    number = _NUMBERS.get(scoring.lower())
+    if number is None:
+        raise argument_error(_NAME, "scoring", f"be one of {', '.join(_NUMBERS)}", scoring)
+    return number
 
 
 def _fused_topk_gating_cpu(
