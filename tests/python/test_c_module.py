@@ -388,7 +388,11 @@ def test_what_is_launched_with_them(asked: dict[str, Any]) -> None:
         ),
         ("an input", "ArgumentTypeError", r"demo.transpose: x must be a tensor, got tuple"),
         ("out of memory", "MemoryError", r"out of memory"),
-        ("no allocator", "TypeError", r"demo.transpose: out must be a tensor, got tuple"),  # nobody said what a dtype is
+        (
+            "no allocator",
+            "TypeError",
+            r"demo.transpose: out must be a tensor, got tuple",
+        ),  # nobody said what a dtype is
     ],
 )
 def test_asked_for_and_refused(asked: dict[str, Any], name: str, kind: str, text: str) -> None:
