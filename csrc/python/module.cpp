@@ -41,9 +41,10 @@ void set_torch(const py::type& tensor_type, const py::type& parameter_type, cons
   replace(state.parameter_type, parameter_type);
 }
 
-void set_allocator(const py::function& empty_strided, const py::type& device_type) {
+void set_allocator(const py::function& empty_strided, const py::type& device_type, const py::type& dtype_type) {
   replace(state.empty_strided, empty_strided);
   replace(state.device_type, device_type);
+  replace(state.dtype_type, dtype_type);
   open_allocator();
 }
 
@@ -115,7 +116,7 @@ py::list kernels() {
 PYBIND11_MODULE(_C, module, py::multiple_interpreters::not_supported()) {
   module.doc() = "The compiled kernels of tilekernels.";
   module.def("set_torch", &set_torch, py::arg("tensor_type"), py::arg("parameter_type"), py::arg("exchange_api"));
-  module.def("set_allocator", &set_allocator, py::arg("empty_strided"), py::arg("device_type"));
+  module.def("set_allocator", &set_allocator, py::arg("empty_strided"), py::arg("device_type"), py::arg("dtype_type"));
   module.def("set_errors", &set_errors, py::arg("argument_error"), py::arg("argument_type_error"),
              py::arg("not_built_error"), py::arg("device_error"));
   module.def("set_fallback", &set_fallback, py::arg("fallback"));

@@ -225,6 +225,11 @@ PyObject* make_columns(const Sizes& sizes, PyObject* dtype, int32_t device) {
 
 }  // namespace
 
+bool is_request(PyObject* value) {
+  return PyTuple_CheckExact(value) && PyTuple_GET_SIZE(value) > kFirstSize &&
+         reinterpret_cast<PyObject*>(Py_TYPE(PyTuple_GET_ITEM(value, 0))) == state.dtype_type;
+}
+
 void open_allocator() {
   // Found only if torch has loaded them; nothing is loaded here.
   void* core = dlopen("libtorch_cpu.so", RTLD_NOLOAD | RTLD_LAZY);

@@ -12,7 +12,8 @@
 
 namespace tk::python {
 
-inline bool is_request(PyObject* value) { return PyTuple_CheckExact(value); }
+// Other tuples are a caller's mistake, and refused like anything that is no tensor.
+bool is_request(PyObject* value);
 
 // Finds the ways into torch's allocator; once, when torch is known.
 void open_allocator();

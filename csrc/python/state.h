@@ -14,6 +14,7 @@ struct State {
   const ExchangeApi* exchange = nullptr;
   PyObject* empty_strided = nullptr;   // torch.empty_strided
   PyObject* device_type = nullptr;     // torch.device
+  PyObject* dtype_type = nullptr;      // torch.dtype
   PyObject* fallback = nullptr;        // fallback(kernel name, arguments)
   PyObject* check_fallback = nullptr;  // the same for a check; may stay unset
   PyObject* argument_error = nullptr;

@@ -66,7 +66,7 @@ def load_extension() -> ModuleType | None:
     if exchange is None:
         raise ImportError(f"tilekernels needs torch >= {_OLDEST_TORCH}, got {torch.__version__}")
     extension.set_torch(torch.Tensor, torch.nn.Parameter, exchange)
-    extension.set_allocator(torch.empty_strided, torch.device)
+    extension.set_allocator(torch.empty_strided, torch.device, torch.dtype)
     extension.set_errors(ArgumentError, ArgumentTypeError, NotBuiltError, DeviceError)
     extension.set_fallback(_fallback)
     extension.set_check_fallback(_check_fallback)

@@ -23,7 +23,7 @@ def size_of(argument: int, dim: int, factor: int = 1, divisor: int = 1) -> tuple
 
 
 def is_request(value: object) -> bool:
-    return type(value) is tuple
+    return type(value) is tuple and len(value) > 2 and isinstance(value[0], torch.dtype)
 
 
 def make_output(request: tuple[Any, ...], args: Sequence[Any], device: torch.device | None) -> torch.Tensor:

@@ -124,7 +124,7 @@ def main() -> None:
     early = vars(module) | {"Tensor": FakeTensor}
     module.set_fallback(lambda name, arguments: ("fallback", name, len(arguments)))
     answers["no allocator"] = evaluate("demo_transpose(Tensor('uint8', 3, 5), ('uint8', 0, 5, 3))", early)
-    module.set_allocator(empty_strided, FakeDevice)
+    module.set_allocator(empty_strided, FakeDevice, str)
     module.set_errors(ArgumentError, ArgumentTypeError, NotBuiltError, DeviceError)
     unreadable = FakeTensor("bfloat16", 64, 128)
     del unreadable.view

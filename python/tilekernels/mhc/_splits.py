@@ -28,14 +28,23 @@ def choose_num_splits(num_tokens: int, num_channels: int) -> int:
     """The number of parts that keeps an H200 busy: each block takes one part of 128 tokens, each SM two blocks."""
     num_tiles = max(-(-num_tokens // _ROWS), 1)
     most = max(1, min(_MAX_SPLITS, num_channels // (_DEPTH * _MIN_STEPS)))
-    return min(range(1, most + 1), key=lambda splits: _relative_time(num_tiles, splits, _NUM_BLOCKS))
+    return _find_fastest(num_tiles, most, _NUM_BLOCKS)
 
 
 def choose_num_parts(num_tokens: int, num_channels: int) -> int:
     """The same for the tokens, over which the gradient of fn is summed up."""
     num_tiles = max(-(-num_channels // _BACKWARD_CHANNELS), 1)
     most = max(1, min(_MAX_SPLITS, num_tokens // (_BACKWARD_STEP * _MIN_STEPS)))
-    return min(range(1, most + 1), key=lambda parts: _relative_time(num_tiles, parts, _BACKWARD_BLOCKS))
+    return _find_fastest(num_tiles, most, _BACKWARD_BLOCKS)
+
+
+def _find_fastest(num_tiles: int, most: int, num_blocks: int) -> int:
+    # A loop, because torch.compile does not follow `min` with a key.
+    fastest = 1
+    for splits in range(2, most + 1):
+        if _relative_time(num_tiles, splits, num_blocks) < _relative_time(num_tiles, fastest, num_blocks):
+            fastest = splits
+    return fastest
 
 
 def _relative_time(num_tiles: int, splits: int, num_blocks: int) -> float:

@@ -135,4 +135,5 @@ def _case(num_tokens: int, streams: int, hidden: int) -> BenchCase:
     params = {"num_tokens": num_tokens, "mhc_mult": streams, "hidden": hidden, "n_splits": n_splits}
     words = (num_mixes + 1) * n_splits + streams * (streams + 1)
     num_bytes = num_tokens * (4 * words + 2 * hidden * (streams + 1))
-    return BenchCase(_NAME, params, make, num_bytes)
+    # The last bit of torch's rsqrt may differ, and then round layer_input the other way
+    return BenchCase(_NAME, params, make, num_bytes, max_diff=1e-8)

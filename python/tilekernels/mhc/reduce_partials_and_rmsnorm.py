@@ -67,7 +67,7 @@ def mhc_reduce_partials_and_rmsnorm_fwd_ref(
     """`mhc_reduce_partials_and_rmsnorm_fwd` in plain torch."""
     sqrsum.copy_(sum_parts(sqrsum_splitted))
     out_mul.copy_(sum_parts(out_mul_splitted))
-    factor = torch.rsqrt(sqrsum / rms_group_size + rms_eps)
+    factor = _rms_factor(sqrsum, rms_group_size, rms_eps)
     out.zero_()
     for group in range(out_mul.shape[1]):
         out += out_mul[:, group] * factor[:, group, None]
@@ -83,10 +83,15 @@ def mhc_reduce_partials_and_rmsnorm_bwd_ref(
     rms_eps: float,
 ) -> None:
     """`mhc_reduce_partials_and_rmsnorm_bwd` in plain torch."""
-    factor = torch.rsqrt(sqrsum / rms_group_size + rms_eps)
+    factor = _rms_factor(sqrsum, rms_group_size, rms_eps)
     out_mul_grad.copy_(out_grad[:, None] * factor[:, :, None])
     dot = (out_grad[:, None] * out_mul).sum(dim=-1)
     sqrsum_grad.copy_(dot * factor / (sqrsum + rms_eps * rms_group_size) / -2)
+
+
+def _rms_factor(sqrsum: torch.Tensor, size: int, eps: float) -> torch.Tensor:
+    # By a tensor: divided by a number, torch multiplies by its reciprocal on a GPU
+    return torch.rsqrt(sqrsum / torch.full_like(sqrsum, size) + eps)
 
 
 def sum_parts(parts: torch.Tensor) -> torch.Tensor:
@@ -133,5 +138,5 @@ def _case(name: str, num_tokens: int, n_splits: int) -> BenchCase:
 
     words = (num_mixes + 1) * (n_splits + 1) + num_mixes if name == _FORWARD else 3 * num_mixes + 2
     params = {"num_tokens": num_tokens} | ({"n_splits": n_splits} if name == _FORWARD else {})
-    # The sum over the mixes goes in another order
-    return BenchCase(name, params, make, 4 * num_tokens * words, max_diff=0.0 if name == _FORWARD else 1e-12)
+    # Backward adds in another order; forward the last bit of torch's rsqrt may differ
+    return BenchCase(name, params, make, 4 * num_tokens * words, max_diff=1e-12)

@@ -49,7 +49,8 @@ def per_token_cast(
         use_tma_aligned_col_major_sf, round_sf, use_packed_ue8m0, use_e4m3_sf, stochastic_cast,
     ))
     # fmt: on
-    data = sf = None
+    data: Any = None
+    sf: Any = None
     if out is not None:
         try:  # what given_outputs looks at, where all is well: it takes 0.2 us more to say what is not
             data, sf = out
@@ -286,6 +287,7 @@ def bench_cases() -> list[BenchCase]:
             cases.append(_case(CAST, 8001, hidden, dtype, fmt, group, packed))
         cases.append(_case(CAST, 8001, hidden, "e4m3", "e4m3", 128, packed, x_block_size=(128, 128)))
         cases.append(_case(CAST, 8001, hidden, "e2m1", "e4m3", 32, packed, x_block_size=(32, 32)))
+    cases.append(_case(CAST, 8001, 7168, "e4m3", "e2m1", 32, packed, x_block_size=(128, 128)))
     cases.append(_case(CAST, 8001, 7168, "bf16", "e4m3", 128, {}))
     cases.append(_case(CAST, 8001, 7168, "bf16", "e2m1", 16, {"use_e4m3_sf": True}))
     cases.append(_case(CAST, 8001, 7168, "bf16", "e4m3", 128, {**packed, "stochastic_cast": True}))

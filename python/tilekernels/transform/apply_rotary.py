@@ -44,7 +44,8 @@ def apply_rotary(
     if isinstance(positions, torch.Tensor) and positions.dim() != rank - 2:
         raise argument_error(_NAME, "positions", f"have {rank - 2} dimensions", positions.dim())
     if rank == 3:
-        query, key, positions = (x.unsqueeze(0) if isinstance(x, torch.Tensor) else x for x in (query, key, positions))
+        query = query.unsqueeze(0)
+        key, positions = (x.unsqueeze(0) if isinstance(x, torch.Tensor) else x for x in (key, positions))
     given = query, key, cos_sin_cache, positions, interleaved, conjugate, seqlen_offset
     _apply_rotary.check(*given)
     _apply_rotary(*given)

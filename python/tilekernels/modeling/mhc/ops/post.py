@@ -60,4 +60,5 @@ class MHCPost(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return *mhc_post_bwd(*ctx.saved_tensors, grads[0], ctx.needs_input_grad[1]), None
+        given: list[Any] = [*ctx.saved_tensors, grads[0], ctx.needs_input_grad[1]]
+        return *mhc_post_bwd(*given), None

@@ -68,5 +68,6 @@ class MHCPreSplitMixes(torch.autograd.Function):
         )
         outputs = tuple(torch.empty_like(each) for each in (mixes, mhc_scale, mhc_base))
         inputs = pre_grad, post_grad, comb_grad, mixes, post, mhc_scale, mhc_base
-        mhc_pre_split_mixes_bwd(*inputs, *outputs, ctx.post_mult_value)
+        given: list[Any] = [*inputs, *outputs, ctx.post_mult_value]
+        mhc_pre_split_mixes_bwd(*given)
         return outputs[0].view(ctx.shape), outputs[1], outputs[2], None, None, None
