@@ -36,7 +36,8 @@ class Tile:
     split: int = 1  # blocks of a cluster that share K
     swapped: bool = False
     stored_by_tma: bool = False  # wants rows of out on 16 bytes
-    persistent: bool = False  # a block for each SM takes tile after tile, and loads the next one's while it stores
+    # A block for each SM takes tile after tile, and loads the next one's while it stores; not measured yet, so not used
+    persistent: bool = False
     panel: int = 8  # tiles along m whose blocks run beside each other, so that they share b in the L2
 
 
@@ -67,6 +68,7 @@ _TILES = {
     "small_split4": Tile(128, 128, 6, groups=2, split=4),
 }
 
+# 1 x 7168 x 7168: 32.2 us (36.1), 1 x 2048 x 7168: 11.3 us (14.3); a row of b for each warp took 43.5 and 19.8
 # gemv: warps of a block, which share K; rows of b that they take; chunks of each row in flight
 _GEMV_WARPS = 8
 _GEMV_ROWS = 4
