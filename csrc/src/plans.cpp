@@ -67,7 +67,8 @@ struct Writer {
 bool make_key(const Driver& driver, const KernelDesc& kernel, const tk_tensor* const* tensors, const tk_scalar* scalars,
               const int32_t* axes, CallKey* key) {
   constexpr int kMostOfTensor = 1 + 2 * kMaxRank;
-  const uint64_t* const end = key->words + CallKey::kMaxWords - kMostOfTensor;
+  const uint64_t* const end =
+      key->words + CallKey::kMaxWords - kMostOfTensor - kMaxAxes;  // room for one more and the axes
   Writer writer = {key->words, reinterpret_cast<uintptr_t>(&kernel)};
   unsigned long long context = 0;
   if (driver.cuCtxGetId(nullptr, &context) != CUDA_SUCCESS) return false;
