@@ -106,7 +106,7 @@ __device__ __forceinline__ void warp_column_maxima(E4m3, const uint32_t* words, 
 }
 
 // The scales of a thread's tokens in one column of the scales of x, 0 for negative rows. The kind is tested once for
-// all: eight tests between the loads took as long as a fifth of the cast.
+// all, so that the loads follow each other.
 template <int kRows>
 __device__ __forceinline__ void load_factors(const void* base, int64_t row_stride, int64_t column_stride,
                                              const int* rows, int column, int kind, float* factors) {

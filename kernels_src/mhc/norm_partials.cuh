@@ -72,7 +72,7 @@ struct NormPartials {
     float stage_squares[kRowTiles * 2] = {};
     const int lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
     const int first_row = threadIdx.x / 32 * kWarpRows + group;
-#pragma unroll(kColumnTiles * kRowTiles > 8 ? 1 : kDepth / 32)
+#pragma unroll(kColumnTiles* kRowTiles > 8 ? 1 : kDepth / 32)
     for (int step = 0; step < kDepth / 32; ++step) {
       uint4 x[kRowTiles * 2];
 #pragma unroll

@@ -3,8 +3,8 @@ neighbouring tokens; transposed or not.
 
 A block takes a tile, see channel_casting.py. A thread holds four channels: with eight it needs 99 registers, and half
 as many warps hide the arithmetic. Blocks of 64 channels read, compute and write at different times more than blocks of
-128 do: 80 us instead of 88 at 8064 x 7168 (H200, a copy takes 74). Forms differ in access width: aligned, and general
-for any stride and address.
+128 do: 82 us instead of 90 at 8064 x 7168, where a copy takes 75 (H200, by events). Forms differ in access width:
+aligned, and general for any stride and address.
 """
 
 import tilelang.language as T

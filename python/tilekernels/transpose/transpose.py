@@ -10,8 +10,8 @@ from .._dispatch import kernel
 from .._outputs import size_of
 from ..testing.cases import BenchCase
 
-# The outputs as the extension is asked for them, by the dtype of x; building one in the call would take 0.2 us. For what
-# is not among the keys, x is refused before the output is looked at.
+# The outputs as the extension is asked for them, by the dtype of x; building one in the call would take 0.2 us. Where
+# nothing is found, x is refused before the output is looked at.
 _DTYPES = [each for each in vars(torch).values() if isinstance(each, torch.dtype)]
 _TRANSPOSED: dict[Any, Any] = {dtype: (dtype, 0, size_of(0, 1), size_of(0, 0)) for dtype in _DTYPES}
 _BATCH_TRANSPOSED: dict[Any, Any] = {

@@ -117,8 +117,8 @@ class _MergeNormWeight(torch.autograd.Function):
             torch.zeros_like(tensor) if main_grad is None else main_grad
             for tensor, main_grad in zip(tensors, main_grads, strict=True)
         ]
-        given: list[torch.Tensor] = [*tensors, grads[0].contiguous(), *buffers]
-        mhc_fn_normw_merge_bwd(*given)
+        mhc_fn, mhc_norm_weight = tensors
+        mhc_fn_normw_merge_bwd(mhc_fn, mhc_norm_weight, grads[0].contiguous(), buffers[0], buffers[1])
         return tuple(
             buffer if main_grad is None else None for buffer, main_grad in zip(buffers, main_grads, strict=True)
         )

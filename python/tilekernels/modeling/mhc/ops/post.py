@@ -60,5 +60,6 @@ class MHCPost(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        given: list[Any] = [*ctx.saved_tensors, grads[0], ctx.needs_input_grad[1]]
-        return *mhc_post_bwd(*given), None
+        x, residual, post_layer_mix, comb_res_mix = ctx.saved_tensors
+        fuse_grad_acc = ctx.needs_input_grad[1]
+        return *mhc_post_bwd(x, residual, post_layer_mix, comb_res_mix, grads[0], fuse_grad_acc), None

@@ -66,8 +66,7 @@ class MHCPreSplitMixes(torch.autograd.Function):
         pre_grad, post_grad, comb_grad = (
             grad.contiguous().view(num_tokens, grad.shape[-2] * grad.shape[-1]) for grad in grads
         )
-        outputs = tuple(torch.empty_like(each) for each in (mixes, mhc_scale, mhc_base))
+        mixes_grad, scale_grad, base_grad = (torch.empty_like(each) for each in (mixes, mhc_scale, mhc_base))
         inputs = pre_grad, post_grad, comb_grad, mixes, post, mhc_scale, mhc_base
-        given: list[Any] = [*inputs, *outputs, ctx.post_mult_value]
-        mhc_pre_split_mixes_bwd(*given)
-        return outputs[0].view(ctx.shape), outputs[1], outputs[2], None, None, None
+        mhc_pre_split_mixes_bwd(*inputs, mixes_grad, scale_grad, base_grad, ctx.post_mult_value)
+        return mixes_grad.view(ctx.shape), scale_grad, base_grad, None, None, None
