@@ -34,7 +34,7 @@ from tilekernels.modeling.mhc.reference import (
 VOCAB, HIDDEN, STREAMS = 61, 512, 4
 NUM_EXPERTS, NUM_TOPK, INNER = 8, 2, 256
 NUM_TOKENS = 128
-LEARNING_RATE = 0.02
+LEARNING_RATE = 0.005
 TOLERANCE = 0.01
 
 
