@@ -40,7 +40,7 @@ def kernel(name: str, cpu: Callable[..., None]) -> Launch:
     symbol = name.replace(".", "_")
     native, native_check = getattr(extension, symbol), getattr(extension, f"check_{symbol}")
     operator = define_operator(entry, native, native_check, cpu)
-    _OPERATORS[name], _PARAMS[name] = operator, entry["params"]
+    _OPERATORS[name], _PARAMS[name], _CHECKS[name] = operator, entry["params"], native_check
 
     # `is_dynamo_compiling` is a constant while torch.compile traces. Here the two functions add 60 ns to a call; found
     # through torch's modules on each call, it alone would add 200.
@@ -83,6 +83,7 @@ def preload_kernels(names: Sequence[str] | None, device: int | str | torch.devic
 
 _OPERATORS: dict[str, Callable[..., None]] = {}
 _PARAMS: dict[str, Sequence[Mapping[str, Any]]] = {}
+_CHECKS: dict[str, Callable[..., None]] = {}
 _EXACT_TYPES = (torch.Tensor, torch.nn.Parameter)
 _NOT_BUILT = "tilekernels._C was never built here; install a wheel, or build one with `make wheel`"
 
@@ -109,8 +110,7 @@ def _run_operator(operator: Callable[..., None], check: Callable[..., None], arg
 def _fallback(name: str, args: Sequence[Any]) -> Any:
     """Takes over from the extension for tensors that are not exactly torch's own on CUDA: CPU, fake, subclasses."""
     if any(map(is_request, args)):
-        check = getattr(load_extension(), f"check_{name.replace('.', '_')}")
-        return _run_operator(functools.partial(_fallback_operator, name), check, args)
+        return _run_operator(functools.partial(_fallback_operator, name), _CHECKS[name], args)
     return _fallback_operator(name, *args)
 
 
@@ -118,12 +118,12 @@ def _fallback_operator(name: str, *args: Any) -> None:
     tensors = [value for value in args if isinstance(value, torch.Tensor)]
     if any(each.is_cuda for each in tensors) and all(type(each) in _EXACT_TYPES for each in tensors):
         # The torch operator would only come back here. Either they lie on two devices, which the check words, or:
-        getattr(load_extension(), f"check_{name.replace('.', '_')}")(*args)
+        _CHECKS[name](*args)
         kinds = ", ".join(f"{str(each.dtype).removeprefix('torch.')} ({each.layout})" for each in tensors)
         raise ArgumentTypeError(f"{name}: tensors must be dense and of dtypes that DLPack knows, got {kinds}")
     check_devices(name, _PARAMS[name], args)
     if not tensors:  # torch could not tell which implementation is meant
-        getattr(load_extension(), f"check_{name.replace('.', '_')}")(*args)
+        _CHECKS[name](*args)
     _OPERATORS[name](*args)
 
 

@@ -39,7 +39,8 @@ def test_a_repeated_call_launches_the_same(runtime: Runtime, name: str) -> None:
 def test_calls_that_take_turns_are_kept_apart(runtime: Runtime) -> None:
     alone = [launch for step in CALLS.values() for launch in launches(runtime, step)]
     assert launches(runtime, *CALLS.values(), *CALLS.values()) == alone * 2
-    assert len({str(launch) for launch in alone}) == len(alone)
+    # A stride that is as aligned shows in the tensor map alone.
+    assert len({str(launch) for launch in alone}) == len(alone) - 1
 
 
 def test_a_refused_call_is_refused_again(runtime: Runtime) -> None:

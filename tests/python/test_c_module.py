@@ -222,11 +222,15 @@ ASKED = {
     "one": "describe(demo_transpose(Tensor('bfloat16', 64, 128, device=1), ('bfloat16', 0, 128, 64)))",
     "two": (
         "[describe(each) for each in demo_cast(Tensor('bfloat16', 3, 64), None, None, 2, ('float8_e4m3fn', 0, 3, 64),"
-        " ('int32', 4, 3, 2), 32, 'nearest', False)]"
+        " ('int32', 0, 3, 2), 32, 'nearest', False)]"
     ),
     "one of two": (
         "describe(demo_cast(Tensor('bfloat16', 3, 64), None, None, 2, Tensor('float8_e4m3fn', 3, 64),"
         " ('int32', 0, 3, 2), 32, 'nearest', False))"
+    ),
+    "columns": (
+        "demo_cast(Tensor('bfloat16', 3, 64), None, None, 2, Tensor('float8_e4m3fn', 3, 64), ('int32', 4, 3, 2), 32,"
+        " 'nearest', False)"
     ),
     "empty": "describe(demo_transpose(Tensor('bfloat16', 0, 128), ('bfloat16', 0, 128, 0)))",
     "wrong size": "demo_transpose(Tensor('bfloat16', 64, 128), ('bfloat16', 0, 127, 64))",
@@ -349,11 +353,12 @@ def test_asked_for_and_returned(asked: dict[str, Any], name: str, result: str) -
 
 
 def test_what_is_asked_of_the_allocator(asked: dict[str, Any]) -> None:
-    assert asked["made"][:5] == [
+    assert asked["made"][:6] == [
         [[128, 64], [64, 1], "bfloat16", "cuda", 1],
         [[3, 64], [64, 1], "float8_e4m3fn", "cuda", 0],
-        [[4, 2], [1, 4], "int32", "cuda", 0],
         [[3, 2], [2, 1], "int32", "cuda", 0],
+        [[3, 2], [2, 1], "int32", "cuda", 0],
+        [[4, 2], [1, 4], "int32", "cuda", 0],
         [[128, 0], [1, 1], "bfloat16", "cuda", 0],
     ]
 
@@ -373,9 +378,10 @@ def test_what_is_launched_with_them(asked: dict[str, Any]) -> None:
         ("bad input", "ArgumentTypeError", r"demo.transpose: x must have elements of 1 or 2 bytes, got float32 of 4"),
         (
             "no size",
-            "ArgumentError",
-            r"demo.transpose: out must be a tensor or \(dtype, alignment, \*sizes\), got \('bf",
+            "ArgumentTypeError",
+            r"demo.transpose: out must be a tensor, got tuple",
         ),
+        ("a pair", "ArgumentTypeError", r"demo.transpose: out must be a tensor, got tuple"),
         (
             "negative",
             "ArgumentError",
@@ -386,6 +392,11 @@ def test_what_is_launched_with_them(asked: dict[str, Any]) -> None:
             "ArgumentError",
             r"demo.transpose: out must be a tensor or \(dtype, alignment, \*sizes\), got \('bf",
         ),
+        (
+            "columns",
+            "ArgumentError",
+            r"demo.cast: out_sf must have strides .*, got \(1, 4\)",
+        ),  # the rows of the padded one
         ("an input", "ArgumentTypeError", r"demo.transpose: x must be a tensor, got tuple"),
         ("out of memory", "MemoryError", r"out of memory"),
         (
@@ -402,4 +413,4 @@ def test_asked_for_and_refused(asked: dict[str, Any], name: str, kind: str, text
 
 
 def test_nothing_is_made_for_a_bad_input(asked: dict[str, Any]) -> None:
-    assert [size for size, *_ in asked["made"][5:]] == [[127, 64], [128, 64], [128, 64]]
+    assert [size for size, *_ in asked["made"][6:]] == [[127, 64], [128, 64], [128, 64]]
