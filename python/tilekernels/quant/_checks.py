@@ -293,6 +293,14 @@ def given_outputs(out: Any, settings: CastSettings) -> tuple[torch.Tensor | None
     return data, sf
 
 
+def with_made(data: torch.Tensor | None, sf: torch.Tensor | None, made: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The data and scales of a call: those that were given, and what the launch made of the others."""
+    if data is None and sf is None:
+        pair: tuple[torch.Tensor, torch.Tensor] = made
+        return pair
+    return (made if data is None else data), (made if sf is None else sf)
+
+
 def _refused_out(operator: str, out: Any) -> ArgumentTypeError:
     actual = f"{type(out).__name__} of {len(out)}" if isinstance(out, (tuple, list)) else type(out).__name__
     return argument_type_error(operator, "out", "be a pair (data, sf)", actual)

@@ -6,17 +6,17 @@ each combination that was found valid is kept, and later calls look it up. Nothi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .._dispatch import is_dynamo_compiling
 from .._outputs import size_of
-from ..layout import PACKED_PER_WORD, TMA_ALIGNMENT, SfLayout
+from ..layout import PACKED_PER_WORD, SfLayout
 from . import _checks as checks
 from ._formats import E5M6
-from ._sf import E5M6_AMAX_CLAMP, SF_DTYPES
+from ._sf import E5M6_AMAX_CLAMP, SF_DTYPES, sf_alignment
 
 # Combinations that are kept; numbers of channels are among them where rows are cast whole.
 _MOST_KEPT = 4096
@@ -101,7 +101,7 @@ def _make_block_settings(
 ) -> CastSettings:
     block_rows, block_cols = checks.find_block(operator, block_size)
     flags = (use_tma_aligned_col_major_sf, round_sf, use_packed_ue8m0, False)
-    return replace(_make_settings(operator, fmt, block_cols, *flags, False), block_rows=block_rows)
+    return _make_settings(operator, fmt, block_cols, *flags, False, block_rows)
 
 
 def _make_settings(
@@ -113,6 +113,7 @@ def _make_settings(
     use_packed_ue8m0: bool,
     use_e4m3_sf: bool,
     stochastic_cast: bool,
+    block_rows: int = 1,
 ) -> CastSettings:
     layout = SfLayout.from_flags(operator, use_tma_aligned_col_major_sf, round_sf, use_packed_ue8m0, use_e4m3_sf)
     format = checks.find_format(operator, fmt)
@@ -121,8 +122,7 @@ def _make_settings(
     group = checks.find_group(operator, format, num_per_channels)
     sf_dtype = SF_DTYPES[layout.dtype]
     sf_span = (group or num_per_channels) * (PACKED_PER_WORD if layout.packed else 1)
-    sf_alignment = TMA_ALIGNMENT // layout.itemsize if layout.col_major else 0
-    num_tokens = size_of(0, 0)
+    alignment = sf_alignment(layout)
     return CastSettings(
         operator=operator,
         fmt=format.name,
@@ -138,9 +138,10 @@ def _make_settings(
         clamp_key=(format.name, layout.e4m3),
         sf_dtype=sf_dtype,
         sf_span=sf_span,
-        sf_alignment=sf_alignment,
-        asked_data=(format.dtype, 0, num_tokens, size_of(0, 1, format.bits, 8)),
-        asked_sf=(sf_dtype, sf_alignment, num_tokens, size_of(0, 1, 1, sf_span)),
+        sf_alignment=alignment,
+        asked_data=(format.dtype, 0, size_of(0, 0), size_of(0, 1, format.bits, 8)),
+        asked_sf=(sf_dtype, alignment, size_of(0, 0, 1, block_rows), size_of(0, 1, 1, sf_span)),
+        block_rows=block_rows,
     )
 
 

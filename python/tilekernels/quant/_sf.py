@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from .. import config
-from ..layout import PACKED_PER_WORD, SfLayout, align, ceildiv
+from ..layout import PACKED_PER_WORD, TMA_ALIGNMENT, SfLayout, align, ceildiv
 from ._formats import encode_e4m3
 
 SF_DTYPES = {"float32": torch.float32, "int32": torch.int32, "float8_e4m3fn": torch.float8_e4m3fn}  # of SfLayout.dtype
@@ -23,6 +23,11 @@ E5M6_AMAX_CLAMP = 1e-4
 def amax_clamp_min(fmt: str, use_e4m3_sf: bool = False) -> float:
     """The lower bound of a block's absolute maximum before its scale is formed."""
     return E5M6_AMAX_CLAMP if fmt == "e5m6" else amax_clamps[fmt, use_e4m3_sf]
+
+
+def sf_alignment(layout: SfLayout) -> int:
+    """Rows that a stored column is padded to a multiple of; 0 for row-major. What `_outputs` takes as an alignment."""
+    return TMA_ALIGNMENT // layout.itemsize if layout.col_major else 0
 
 
 def make_sf(

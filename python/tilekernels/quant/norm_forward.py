@@ -13,7 +13,7 @@ from ..layout import SfLayout, align, ceildiv
 from ..testing.cases import BenchCase
 from ._norm import FORWARD_SHARE, as_rows, check_like, check_rows, mean_of_rows
 from ._reference import QuantTensor, cast_ref
-from ._sf import SF_DTYPES, amax_clamps
+from ._sf import SF_DTYPES, amax_clamps, sf_alignment
 from ._swiglu import check_number, refuse_fmt
 
 _NAME = "quant.norm_forward"
@@ -280,7 +280,7 @@ def _empty_rstd(x: torch.Tensor, with_rstd: bool) -> torch.Tensor | None:
 
 def _make_sf(x: torch.Tensor, layout: SfLayout) -> torch.Tensor:
     columns, dtype = layout.columns(x.shape[-1] // _GROUP), SF_DTYPES[layout.dtype]
-    alignment = 4 if layout.col_major else 0
+    alignment = sf_alignment(layout)
     if x.dim() == 2:
         return empty_sf(x.shape[0], columns, dtype, alignment, x.device)
     num_batches, num_tokens = x.shape[:2]

@@ -45,28 +45,16 @@ def per_block_cast(
     block_rows, block_cols = settings.block_rows, settings.group
     scalars = (amax_clamps[settings.clamp_key], settings.rounded, block_rows, block_cols)
     if data is None or sf is None:
-        num_tokens, hidden = checks.sizes_of(x, settings)
-    asked_data = asked_sf = None
-    if data is None:
-        asked_data = (settings.out_dtype, 0, num_tokens, hidden * settings.bits // 8)
-    if sf is None:
-        rows, columns = ceildiv(num_tokens, block_rows), ceildiv(hidden, settings.sf_span)
-        asked_sf = (settings.sf_dtype, settings.sf_alignment, rows, columns)
+        checks.sizes_of(x, settings)
     try:
-        made = _per_block_cast(x, asked_data or data, asked_sf or sf, *scalars)
+        made = _per_block_cast(
+            x, settings.asked_data if data is None else data, settings.asked_sf if sf is None else sf, *scalars
+        )
     except (ArgumentError, ArgumentTypeError):
         num_tokens, hidden = checks.sizes_of(x, settings)
         checks.check_sf_shape(CAST, "out_sf", sf, ceildiv(num_tokens, block_rows), ceildiv(hidden, settings.sf_span))
         raise
-    if asked_data and asked_sf:
-        data, sf = made
-    elif asked_data:
-        data = made
-    elif asked_sf:
-        sf = made
-    assert data is not None
-    assert sf is not None
-    return data, sf
+    return checks.with_made(data, sf, made)
 
 
 def per_block_cast_with_sf_only(
@@ -86,14 +74,12 @@ def per_block_cast_with_sf_only(
     block_rows, block_cols = settings.block_rows, settings.group
     scalars = (settings.max_value, amax_clamps[settings.clamp_key], settings.rounded, block_rows, block_cols)
     if out_sf is None:
-        num_tokens, hidden = checks.sizes_of(x, settings)
+        checks.sizes_of(x, settings)
     elif settings.sf_alignment or getattr(out_sf, "dtype", None) is not settings.sf_dtype:
         checks.check_out_sf(out_sf, settings)
     try:
         if out_sf is None:
-            rows, columns = ceildiv(num_tokens, block_rows), ceildiv(hidden, settings.sf_span)
-            asked = (settings.sf_dtype, settings.sf_alignment, rows, columns)
-            out_sf = _per_block_cast_with_sf_only(x, asked, *scalars)
+            out_sf = _per_block_cast_with_sf_only(x, settings.asked_sf, *scalars)
         else:
             _per_block_cast_with_sf_only(x, out_sf, *scalars)
     except (ArgumentError, ArgumentTypeError):
@@ -126,13 +112,12 @@ def per_block_cast_with_precomputed_sf(
     settings = find_block_settings((PRECOMPUTED, fmt, block_size, False, round_sf, False))
     block_rows, block_cols = settings.block_rows, settings.group
     if out is None:
-        num_tokens, hidden = checks.sizes_of(x, settings)
+        checks.sizes_of(x, settings)
     elif getattr(out, "dtype", None) is not settings.out_dtype:
         checks.check_out(out, settings)
     try:
         if out is None:
-            asked = (settings.out_dtype, 0, num_tokens, hidden * settings.bits // 8)
-            out = _per_block_cast_with_precomputed_sf(x, sf, asked, block_rows, block_cols)
+            out = _per_block_cast_with_precomputed_sf(x, sf, settings.asked_data, block_rows, block_cols)
         else:
             _per_block_cast_with_precomputed_sf(x, sf, out, block_rows, block_cols)
     except (ArgumentError, ArgumentTypeError):

@@ -8,12 +8,12 @@ import torch
 
 from .._dispatch import kernel
 from ..errors import argument_error
-from ..layout import TMA_ALIGNMENT, SfLayout, ceildiv
+from ..layout import SfLayout, ceildiv
 from ..testing.cases import BenchCase
 from . import _checks as checks
 from ._formats import E4M3, decode, encode
 from ._reference import Block, QuantTensor, cast_ref
-from ._sf import SF_DTYPES, block_amax, load_sf, spread, store_sf
+from ._sf import SF_DTYPES, block_amax, load_sf, sf_alignment, spread, store_sf
 
 LOSSLESS = "quant.per_block_cast_lossless"
 
@@ -47,9 +47,8 @@ def per_block_cast_lossless(
         raise argument_error(LOSSLESS, "fmt", "be 'e4m3'", repr(fmt))
     data, x_sf, num_tokens, hidden = checks.sizes_of_lossless(LOSSLESS, x, x_block_size, out_block_size, layout)
     rows, columns = ceildiv(num_tokens, out_block_size[0]), ceildiv(hidden, out_block_size[1])
-    alignment = TMA_ALIGNMENT // layout.itemsize if layout.col_major else 0
     out = (E4M3.dtype, 0, num_tokens, hidden)
-    out_sf = (SF_DTYPES[layout.dtype], alignment, rows, layout.columns(columns))
+    out_sf = (SF_DTYPES[layout.dtype], sf_alignment(layout), rows, layout.columns(columns))
     made: QuantTensor = _kernel(data, x_sf, out, out_sf, *x_block_size, *out_block_size)
     return made
 

@@ -84,9 +84,7 @@ def per_token_cast(
             num_tokens, hidden = checks.sizes_of(x, settings)
         checks.check_sf_shape(CAST, "out_sf", sf, num_tokens, ceildiv(hidden, settings.sf_span))
         raise
-    if out is None:
-        return made
-    return (made if data is None else data), (made if sf is None else sf)
+    return made if out is None else checks.with_made(data, sf, made)
 
 
 def per_token_cast_with_sf_only(

@@ -15,7 +15,7 @@ from ..layout import SfLayout
 from ..moe._fma import fma
 from ..testing.cases import BenchCase
 from ._reference import QuantTensor, cast_ref
-from ._sf import SF_DTYPES, amax_clamps
+from ._sf import SF_DTYPES, amax_clamps, sf_alignment
 from ._swiglu import (
     Routing,
     check_limit,
@@ -103,7 +103,7 @@ def cast_backward(
     x_grad = empty_matrix(num_tokens, 2 * hidden, torch.bfloat16, device)
     data = empty_matrix(num_tokens, 2 * hidden, torch.float8_e4m3fn, device)
     columns = layout.columns(2 * hidden // num_per_channels)
-    sf = empty_sf(num_tokens, columns, SF_DTYPES[layout.dtype], 4 if layout.col_major else 0, device)
+    sf = empty_sf(num_tokens, columns, SF_DTYPES[layout.dtype], sf_alignment(layout), device)
     if routing.topk_weights is not None and weight_grad is None:
         weight_grad = torch.empty_like(routing.topk_weights)
     act_out = empty_matrix(num_tokens, hidden, torch.bfloat16, device) if do_recompute else None

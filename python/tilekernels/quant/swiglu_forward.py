@@ -13,7 +13,7 @@ from ..errors import argument_error
 from ..layout import SfLayout, ceildiv
 from ..testing.cases import BenchCase
 from ._reference import QuantTensor, cast_ref
-from ._sf import SF_DTYPES, amax_clamps
+from ._sf import SF_DTYPES, amax_clamps, sf_alignment
 from ._swiglu import (
     Routing,
     check_limit,
@@ -92,8 +92,7 @@ def cast_forward(
     _swiglu_forward_and_per_token_cast.check(*tensors, None, None, clamped_count, *scalars)
     data = empty_matrix(num_tokens, hidden, torch.float8_e4m3fn, x.device)
     columns = layout.columns(hidden // num_per_channels if num_per_channels else 1)
-    alignment = 4 if layout.col_major else 0
-    sf = empty_sf(num_tokens, columns, SF_DTYPES[layout.dtype], alignment, x.device)
+    sf = empty_sf(num_tokens, columns, SF_DTYPES[layout.dtype], sf_alignment(layout), x.device)
     _swiglu_forward_and_per_token_cast(*tensors, data, sf, clamped_count, *scalars)
     return data, sf
 
