@@ -262,8 +262,6 @@ bool launch_by_fallback(const Entry& entry, PyObject* const* values, const Argum
 
 // Makes the outputs that are asked for, if the other arguments are good, and launches.
 PyObject* make_and_launch(const Entry& entry, PyObject* const* values, Arguments& arguments) {
-  if (state.empty_strided == nullptr) [[unlikely]]
-    return raise_unset(entry);
   const tk_status status = tk_check(entry.kernel, arguments.tensors, arguments.scalars, arguments.axes);
   if (status != TK_OK) [[unlikely]]
     return raise_status(status);
@@ -273,10 +271,8 @@ PyObject* make_and_launch(const Entry& entry, PyObject* const* values, Arguments
   while (good && count < arguments.num_requests) {
     const int32_t index = arguments.requested[count], at = arguments.arguments[count];
     PyObject* output = make_output(entry, entry.arguments[at], values[at], arguments.tensors, arguments.device);
-    if (output == nullptr) {
-      good = false;
-      break;
-    }
+    good = output != nullptr;
+    if (!good) break;
     outputs[count++] = output;
     // A mode that watches torch (fake tensors, counters) may have made something else of it.
     const Read read = read_tensor(entry, entry.arguments[at], output, &arguments.views[index]);
