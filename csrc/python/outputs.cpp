@@ -100,9 +100,9 @@ PyObject* allocate_by_python(const int64_t* sizes, const int64_t* strides, Py_ss
 
 // ---- The same below Python ------------------------------------------------------------------------------------------
 
-// torch's C interface for compiled models allocates in 0.3 us on the host, Python's function takes 1.4 to do so: parsing
-// its arguments is most of it. What that interface lacks is the way to a Python object, which is the function that every
-// C++ extension of torch calls. Where either cannot be found, Python's function does it all.
+// torch's C interface for compiled models allocates in 0.3 us on the host, Python's function takes 1.4 to do so:
+// parsing its arguments is most of it. What that interface lacks is the way to a Python object, which is the function
+// that every C++ extension of torch calls. Where either cannot be found, Python's function does it all.
 
 using Handle = void*;  // the address of an at::Tensor
 
