@@ -25,7 +25,10 @@ MAX_DIFF = 1e-12
 EPS = 1e-8
 
 SIZES = [(1, 256), (7, 256), (65, 512), (9, 768), (33, 1024), (5, 1280), (3, 4096)]
-LARGE = [(r, c) for r in (396, 397, 8001, 100_003) for c in (256, 512, 768, 1024, 2048)]
+LARGE = [
+    *((r, c) for r in (396, 397, 8001, 100_003) for c in (256, 512, 768, 1024, 2048)),
+    *((r, c) for r in (397, 8001) for c in (1280, 1792, 2304, 3840, 4096, 4352)),
+]
 each_size = pytest.mark.parametrize(
     ("device", "size"),
     [("cpu", size) for size in SIZES] + [pytest.param("cuda", size, marks=pytest.mark.gpu) for size in SIZES + LARGE],
