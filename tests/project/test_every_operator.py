@@ -26,7 +26,7 @@ from tilekernels.testing import BenchCase, assert_equal, calc_diff
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 
 # No operators in these, or not of the kind that launches one kernel.
-NO_FAMILIES = ("cli", "testing", "modeling", "v1")
+NO_FAMILIES = ("bench", "cli", "testing", "modeling", "v1")
 
 # Calls that move no more than this run on a CPU and under a compiler; each operator lists at least one.
 SMALL_BYTES = 4 * 1024 * 1024
