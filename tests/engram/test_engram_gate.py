@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from tests.engram.gates import STREAMS, Gate, gate_in_float64, split
+from tests.engram.gates import FULL, HIDDEN_SIZES, STREAMS, Gate, gate_in_float64, split
 from tests.refusals import Refusal
 from tilekernels.engram import engram_gate_bwd, engram_gate_fwd
 from tilekernels.engram._reference import gate_gradients, gate_of_rows
@@ -42,8 +43,16 @@ LARGE = [
     *(Gate(301, hidden, layout) for hidden in (2560, 7168, 8192) for layout in ("pair", "wide", "odd")),
     *(Gate(301, hidden, is_masked=True) for hidden in (2048, 4096, 6144, 8704)),
     *(Gate(num_tokens, 3072) for num_tokens in (1, 2, 32, 33, 34, 65, 66, 67, 98, 99, 100, 131, 132, 133, 197, 1000)),
-    *(Gate(num_tokens, hidden) for num_tokens in (4001, 8001) for hidden in (2048, 2560, 3072, 4096, 6144, 7168)),
+    *(Gate(num_tokens, hidden) for num_tokens in (4001, 8001) for hidden in HIDDEN_SIZES),
 ]
+if FULL:
+    LARGE += [
+        Gate(num_tokens, hidden, layout, is_masked=is_masked)
+        for num_tokens, hidden, layout, is_masked in itertools.product(
+            (1, 512, 4001, 8001), HIDDEN_SIZES, ("one", "pair"), (False, True)
+        )
+        if num_tokens < 4001 or layout == "pair" or is_masked
+    ]
 every_small = pytest.mark.parametrize("gate", SMALL, ids=lambda gate: gate.id)
 every_large = pytest.mark.parametrize("gate", SMALL + LARGE, ids=lambda gate: gate.id)
 
@@ -112,10 +121,11 @@ def test_forward_is_as_near_as_the_reference(hidden: int) -> None:
 
 
 @pytest.mark.gpu
-def test_limit_of_sms_changes_nothing_forward() -> None:
+@pytest.mark.parametrize("hidden", HIDDEN_SIZES if FULL else [4096])
+def test_limit_of_sms_changes_nothing_forward(hidden: int) -> None:
     import tilekernels
 
-    call = Gate(333, 4096).make("cuda")
+    call = Gate(333, hidden).make("cuda")
     expected = engram_gate_fwd(**call)
     try:
         for num_sms in (1, 3, 4, 113):
@@ -253,7 +263,7 @@ def test_no_gradient_through_a_clamped_gate(device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("hidden", [2560, 4096, 7168, 8704])
+@pytest.mark.parametrize("hidden", [*(HIDDEN_SIZES if FULL else (2560, 4096, 7168)), 8704])
 def test_backward_gives_the_same_bytes_every_time(hidden: int) -> None:
     import tilekernels
 
@@ -276,7 +286,7 @@ def test_backward_gives_the_same_bytes_every_time(hidden: int) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layout", ["one", "pair"])
-@pytest.mark.parametrize("hidden", [512, 7168])
+@pytest.mark.parametrize("hidden", [512, *(HIDDEN_SIZES if FULL else (7168,))])
 def test_no_tokens(hidden: int, layout: str, device: str) -> None:
     gate = Gate(0, hidden, layout)
     output, *saved = engram_gate_fwd(**gate.make(device))
