@@ -235,7 +235,7 @@ tk_status launch_plan(const Plan& plan, const Driver& driver, const tk_tensor* c
   frame.signature = plan.signature;
   frame.bound = plan.bound;
   for (int32_t i = 0; i < plan.signature->num_symbols; ++i) frame.symbols[i] = plan.symbols[i];
-  Launcher launcher(driver, *plan.device, *plan.variant, stream, plan.functions);
+  Launcher launcher(driver, *plan.device, *plan.variant, stream, plan.functions, nullptr);
   return plan.variant->launch(frame, launcher);
 }
 
@@ -248,8 +248,11 @@ tk_status call(const KernelDesc& kernel, const tk_tensor* const* tensors, const 
   const Driver* driver = open_driver_table.load(std::memory_order_acquire);
   if (driver != nullptr && make_key(*driver, kernel, tensors, scalars, axes, &key)) [[likely]] {
     plan = &plan_of(key);
-    if (is_plan_of(*plan, kernel, key)) [[likely]]
+    if (is_plan_of(*plan, kernel, key)) [[likely]] {
+      if (plan->ready.num_launches >= 0) [[likely]]
+        return launch_ready(*plan, *driver, tensors, stream);
       return launch_plan(*plan, *driver, tensors, scalars, stream);
+    }
   }
   Frame frame;
   Choice choice = {};
@@ -257,7 +260,9 @@ tk_status call(const KernelDesc& kernel, const tk_tensor* const* tensors, const 
   const tk_status chosen = choose(frame, axes, &choice);
   if (chosen != TK_OK) [[unlikely]]
     return launch_by_pack(kernel, tensors, scalars, axes, stream, chosen);
-  Launcher launcher(*choice.driver, *choice.device, *choice.variant, stream);
+  if (plan != nullptr) start_plan(plan);
+  Launcher launcher(*choice.driver, *choice.device, *choice.variant, stream, nullptr,
+                    plan != nullptr ? &plan->ready : nullptr);
   TK_RETURN_IF_ERROR(choice.variant->launch(frame, launcher));
   if (plan != nullptr) keep_plan(*choice.driver, frame, *choice.device, *choice.variant, key, plan);
   return TK_OK;
