@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def find_idle_core() -> int:
-    """The core that runs plain Python fastest: where neighbours share the host, some take 1.8 times as long as others."""
+    """The core that runs plain Python fastest: where neighbours share the host, some take 1.8 times as long."""
 
     def seconds(core: int) -> float:
         os.sched_setaffinity(0, {core})
