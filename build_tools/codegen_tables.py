@@ -72,4 +72,4 @@ def scalar_fields(kernel: Kernel) -> list[str]:
 
 
 def axis_fields(kernel: Kernel) -> list[str]:
-    return [f"static_cast<int32_t>(args->{identifier(axis.name)})" for axis in kernel.plain_axes]
+    return [f"tk::read_axis(args->{identifier(axis.name)})" for axis in kernel.plain_axes]

@@ -45,10 +45,14 @@ tk_status check_params(const Frame& frame, const tk_tensor** first) {
       return fail_param_dtype(frame, param, tensor);
     if (param.rank >= 0 && view->ndim != param.rank) [[unlikely]]
       return fail_rank(frame, tensor, param.rank);
-    if (view->ndim > kMaxRank) [[unlikely]]
+    if (view->ndim > kMaxRank || view->ndim < 0) [[unlikely]]
       return fail_rank(frame, tensor, kMaxRank);
+    if (view->shape == nullptr && view->ndim > 0) [[unlikely]]
+      return fail_no_shape(frame, tensor);
     if (view->data == nullptr && has_elements(*view) && !frame.check_only) [[unlikely]]
       return fail_no_data(frame, tensor);
+    if (!aligned(view, itemsize_of(dtype)) && has_elements(*view)) [[unlikely]]
+      return fail_misaligned(frame, tensor);
     if (first_index < 0) {
       first_index = tensor;
       *first = view;

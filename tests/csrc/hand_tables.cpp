@@ -319,9 +319,9 @@ extern const int32_t kNumBlobs = 2;
 tk_status tk_demo_topk(const tk_demo_topk_args* given, tk_stream stream) {
   tk_demo_topk_args copy;
   const tk_demo_topk_args* args = tk::read_args(given, &copy);
-  if (args == nullptr) return tk::fail_args(tk::topk::kKernel);
+  if (args == nullptr) return tk::fail_args(tk::topk::kKernel, given != nullptr ? &given->size : nullptr, sizeof(copy));
   const tk_tensor* const tensors[] = {args->scores, args->bias, args->out};
   const tk_scalar scalars[] = {{.f32 = args->scale}};
-  const int32_t axes[] = {args->scoring, args->with_bias};
+  const int32_t axes[] = {tk::read_axis(args->scoring), args->with_bias};
   return tk::call(tk::topk::kKernel, tensors, scalars, axes, stream);
 }

@@ -279,9 +279,9 @@ const KernelDesc k_demo_cast = {
 tk_status tk_demo_cast(const tk_demo_cast_args* given, tk_stream stream) {
   tk_demo_cast_args copy;
   const tk_demo_cast_args* args = tk::read_args(given, &copy);
-  if (args == nullptr) return tk::fail_args(tk::k_demo_cast);
+  if (args == nullptr) return tk::fail_args(tk::k_demo_cast, given != nullptr ? &given->size : nullptr, sizeof(copy));
   const tk_tensor* const tensors[] = {args->x, args->bias, args->row_map, args->out, args->out_sf};
   const tk_scalar scalars[] = {{.f32 = args->clamp_min}};
-  const int32_t axes[] = {static_cast<int32_t>(args->num_per_channels), static_cast<int32_t>(args->rounding), static_cast<int32_t>(args->transposed)};
+  const int32_t axes[] = {tk::read_axis(args->num_per_channels), tk::read_axis(args->rounding), tk::read_axis(args->transposed)};
   return tk::call(tk::k_demo_cast, tensors, scalars, axes, stream);
 }

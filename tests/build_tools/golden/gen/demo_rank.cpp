@@ -133,7 +133,7 @@ const KernelDesc k_demo_rank = {
 tk_status tk_demo_rank(const tk_demo_rank_args* given, tk_stream stream) {
   tk_demo_rank_args copy;
   const tk_demo_rank_args* args = tk::read_args(given, &copy);
-  if (args == nullptr) return tk::fail_args(tk::k_demo_rank);
+  if (args == nullptr) return tk::fail_args(tk::k_demo_rank, given != nullptr ? &given->size : nullptr, sizeof(copy));
   const tk_tensor* const tensors[] = {args->scores, args->workspace, args->out};
   const tk_scalar scalars[] = {{.i32 = args->num_sms}};
   return tk::call(tk::k_demo_rank, tensors, scalars, nullptr, stream);
@@ -142,7 +142,7 @@ tk_status tk_demo_rank(const tk_demo_rank_args* given, tk_stream stream) {
 tk_status tk_demo_rank_workspace_size(const tk_demo_rank_args* given, int32_t num_sms, tk_workspace_info* info) {
   tk_demo_rank_args copy;
   const tk_demo_rank_args* args = tk::read_args(given, &copy);
-  if (args == nullptr) return tk::fail_args(tk::k_demo_rank);
+  if (args == nullptr) return tk::fail_args(tk::k_demo_rank, given != nullptr ? &given->size : nullptr, sizeof(copy));
   const tk_tensor* const tensors[] = {args->scores, args->workspace, args->out};
   const tk_scalar scalars[] = {{.i32 = args->num_sms}};
   return tk::workspace_size(tk::k_demo_rank, tk::Tensor::workspace, tensors, scalars, nullptr, num_sms, info);

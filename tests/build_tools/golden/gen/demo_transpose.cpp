@@ -162,7 +162,7 @@ const KernelDesc k_demo_transpose = {
 tk_status tk_demo_transpose(const tk_demo_transpose_args* given, tk_stream stream) {
   tk_demo_transpose_args copy;
   const tk_demo_transpose_args* args = tk::read_args(given, &copy);
-  if (args == nullptr) return tk::fail_args(tk::k_demo_transpose);
+  if (args == nullptr) return tk::fail_args(tk::k_demo_transpose, given != nullptr ? &given->size : nullptr, sizeof(copy));
   const tk_tensor* const tensors[] = {args->x, args->out};
   return tk::call(tk::k_demo_transpose, tensors, nullptr, nullptr, stream);
 }
