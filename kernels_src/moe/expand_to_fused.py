@@ -21,10 +21,10 @@ _PASS_CONFIGS = {
 
 _WARP = 32
 _THREADS = 128
-# 16-byte chunks (general: elements) that a thread holds of a row
-_CHUNKS = 4
-# Load a token's row before its places are known: one latency less, and rows without places are read for nothing
-_LOADS_FIRST = False
+# 16-byte chunks (general: elements) that a thread holds of a row. On an H200 two take 90.9, 114.6, 155.9 and 196.1 us
+# for the calls of the benchmark, four 94.4, 119.2, 159.7 and 201.1, seven 1 % more; 256 threads 4 % more. To load the
+# row before its places are known gains nothing (benchmarks/results/h200/tuning.jsonl)
+_CHUNKS = 2
 # Rows of the buffer that a block looks over for padding; most blocks find none
 _PADDING_ROWS = 16
 # Positions and columns of a tile of scales, and the threads that turn it
@@ -77,16 +77,6 @@ def _clear_padding(pos_to_expert, out, first_row, num_tokens, num_positions, hid
 
 
 @T.macro
-def _load_row(x, data, token, tile, hidden, size):
-    """data = a thread's chunks of one part of a token's row."""
-    for i in T.unroll(_CHUNKS):
-        chunk = (tile * _CHUNKS + i) * _THREADS + T.get_thread_binding()
-        if chunk * size < hidden:
-            for j in T.vectorized(size):
-                data[i * size + j] = x[token, chunk * size + j]
-
-
-@T.macro
 def _copy_row(x, token_topk_to_pos, out, token, tile, num_topk, num_positions, hidden, size, dtype, scales):
     """Write one part of a token's row to all places of the token; the scales, or the token's number, go with the first
     part."""
@@ -99,15 +89,16 @@ def _copy_row(x, token_topk_to_pos, out, token, tile, num_topk, num_positions, h
     position = -1
     if lane < num_topk:
         position = token_topk_to_pos[token, lane]
-    if _LOADS_FIRST:
-        _load_row(x, data, token, tile, hidden, size)
     places = T.cast(T.ballot(position >= 0 and position < num_positions), "uint32")
     if scales is not None and len(scales) == 1:
         if tile == 0 and thread < _WARP and position >= 0 and position < num_positions:
             scales[0][position] = token
     if places != T.uint32(0):
-        if not _LOADS_FIRST:
-            _load_row(x, data, token, tile, hidden, size)
+        for i in T.unroll(_CHUNKS):
+            chunk = (tile * _CHUNKS + i) * _THREADS + thread
+            if chunk * size < hidden:
+                for j in T.vectorized(size):
+                    data[i * size + j] = x[token, chunk * size + j]
         while places != T.uint32(0):
             row = T.shfl_sync(position, _first_bit(places))
             places = T.bitwise_and(places, places - T.uint32(1))
