@@ -11,7 +11,20 @@ __device__ __forceinline__ float sigmoid(float x) { return __frcp_rn(__fadd_rn(1
 
 __device__ __forceinline__ float sqrt_softplus(float x) { return __fsqrt_rn(x > 20.0f ? x : log1pf(expf(x))); }
 
-// The same for a lane's scores at once, kSlots of experts lane, lane + 32, ... below num_experts. IEEE division and
+// One instance of the code for a lane's scores one after the other: what is unrolled over them has to fit the
+// instruction cache. An index that is not known would move them out of the registers, so they go around instead.
+template <int kSlots, typename Function>
+__device__ __forceinline__ void each_slot_in_turn(float* x, Function function) {
+#pragma unroll 1
+  for (int turn = 0; turn < kSlots; ++turn) {
+    const float value = function(x[0]);
+#pragma unroll
+    for (int slot = 0; slot + 1 < kSlots; ++slot) x[slot] = x[slot + 1];
+    x[kSlots - 1] = value;
+  }
+}
+
+// The same for a lane's scores at once: kSlots of experts lane, lane + 32, ... below num_experts. IEEE division and
 // root carry a branch each for numbers near the ends of the range; tested for all together here, they are four
 // instructions.
 template <int kSlots>
@@ -31,8 +44,7 @@ __device__ __forceinline__ void sigmoid_of_slots(void* values, int num_experts) 
     }
     return;
   }
-#pragma unroll
-  for (int slot = 0; slot < kSlots; ++slot) x[slot] = sigmoid(x[slot]);
+  each_slot_in_turn<kSlots>(x, [](float score) { return sigmoid(score); });
 }
 
 template <int kSlots>
@@ -53,8 +65,7 @@ __device__ __forceinline__ void sqrt_softplus_of_slots(void* values, int num_exp
     }
     return;
   }
-#pragma unroll
-  for (int slot = 0; slot < kSlots; ++slot) x[slot] = sqrt_softplus(x[slot]);
+  each_slot_in_turn<kSlots>(x, [](float score) { return sqrt_softplus(score); });
 }
 
 // The numerator of softmax; `largest` is the row's largest logit.

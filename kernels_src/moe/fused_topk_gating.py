@@ -10,6 +10,8 @@ us of the L2; its tensor cores need 16 us however few the tokens are, so below 2
 128). What would help: one load of the weights for two tiles of tokens (TMA multicast), tiles of 16 tokens for few.
 """
 
+import dataclasses
+
 import tilelang.language as T
 
 from ..common.device import include
@@ -21,13 +23,37 @@ _WARP_GROUP = 128
 _GROUPS = 2  # warp groups that multiply
 _THREADS = _GROUPS * _WARP_GROUP
 _WARPS = _THREADS // WARP
-_ROWS_AT_ONCE = 4
-# form -> tokens of a tile, experts, stages, blocks of a cluster
+_ROWS_AT_ONCE = 2  # that a warp routes; more code than that takes longer to load than it saves (four: 17 us more)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """What a block multiplies: `rows` tokens and up to `experts` experts, `stages` of 64 columns in flight."""
+
+    rows: int
+    experts: int
+    stages: int
+    split: int  # blocks of a cluster, which share the columns
+    max_tokens: int = 0  # the form is for at most so many; 0: for any number
+
+
+# Tried from the first to the last. An H200 runs 132 blocks at once, but only 66 clusters of two, 39 of three, 30 of
+# four and 15 of eight: max_tokens are those that run at once, since the rest would take as long again.
 _FORMS = {
-    "experts64": (128, 64, 8, 3),
-    "experts128": (128, 128, 6, 3),
-    "experts256": (128, 256, 4, 3),
-    "experts512": (64, 512, 3, 2),
+    "few64": Tile(64, 64, 8, 8, max_tokens=960),
+    "experts64": Tile(64, 64, 8, 2, max_tokens=4224),
+    "many64": Tile(128, 64, 8, 1),
+    "few128": Tile(64, 128, 8, 8, max_tokens=960),
+    "experts128": Tile(64, 128, 8, 2, max_tokens=4224),
+    "many128": Tile(128, 128, 6, 1),
+    "few256": Tile(64, 256, 5, 8, max_tokens=960),
+    "some256": Tile(64, 256, 5, 4, max_tokens=1920),
+    "experts256": Tile(64, 256, 5, 2, max_tokens=4224),
+    "more256": Tile(128, 256, 4, 2, max_tokens=8448),
+    "many256": Tile(128, 256, 4, 1),
+    "few512": Tile(64, 512, 3, 8, max_tokens=960),
+    "experts512": Tile(64, 512, 3, 2, max_tokens=4224),
+    "many512": Tile(64, 512, 3, 1),
 }
 
 
@@ -35,11 +61,11 @@ _FORMS = {
 def fused_topk_gating(form):
     """Multiply hidden_states by the transpose of gate_weight, and route each token to its topk_idx.shape[1] best
     experts."""
-    rows, experts, stages, split = _FORMS[form]
+    tile = _FORMS[form]
+    rows, experts, split = tile.rows, tile.experts, tile.split
     slots, pitch = experts // WARP, experts + 8
-    rows_of_rank = -(-rows // split)
-    # Rows that a warp routes at a time; candidates of 512 experts leave no room for more
-    rows_at_once = _ROWS_AT_ONCE if experts <= 256 else min(_ROWS_AT_ONCE, 2)
+    rows_of_rank = rows // split
+    rows_at_once = min(_ROWS_AT_ONCE, rows_of_rank // _WARPS)
     policy = T.GemmWarpPolicy.FullRow if rows >= 64 * _GROUPS else T.GemmWarpPolicy.FullCol
     num_tokens, hidden, num_experts, num_topk = (
         T.dynamic("num_tokens"), T.dynamic("hidden"), T.dynamic("num_experts"), T.dynamic("num_topk")
@@ -62,6 +88,8 @@ def fused_topk_gating(form):
         T.assume(num_topk >= 1)
         T.assume(num_topk <= num_experts)
         T.assume(num_topk <= WARP)
+        if tile.max_tokens > 0:
+            T.assume(num_tokens <= tile.max_tokens)
         with T.Kernel(T.ceildiv(num_tokens, rows) * split, threads=_THREADS, cluster_dims=(split, 1, 1)) as block:
             include("gating.cuh")
             hidden_tile = T.alloc_shared((rows, _K), "bfloat16")
@@ -80,7 +108,7 @@ def fused_topk_gating(form):
             first_step = T.truncdiv(num_steps * rank, split)
             num_steps = T.truncdiv(num_steps * (rank + 1), split) - first_step
             T.clear(sums)
-            for step in T.Pipelined(num_steps, num_stages=stages):
+            for step in T.Pipelined(num_steps, num_stages=tile.stages):
                 T.copy(hidden_states[row, (first_step + step) * _K], hidden_tile)
                 T.copy(gate_weight[0, (first_step + step) * _K], weight_tile)
                 T.gemm(hidden_tile, weight_tile, sums, transpose_B=True, policy=policy)
@@ -97,7 +125,10 @@ def fused_topk_gating(form):
                         offsets[i * _THREADS + thread] = bias[i * _THREADS + thread]
             for i, j in T.Parallel(rows, experts):
                 part[i * pitch + j] = sums[i, j]
-            T.cluster_sync()
+            if split > 1:
+                T.cluster_sync()
+            else:
+                T.sync_threads(3, _THREADS)
             T.call_extern(
                 "handle",
                 f"tk::route_rows<{slots}, {split}, {rows_at_once}, {_WARPS}, {pitch}>",
@@ -107,7 +138,7 @@ def fused_topk_gating(form):
                 T.access_ptr(topk_idx[row, 0], "w"),
                 T.access_ptr(topk_weights[row, 0], "w"),
                 rank * rows_of_rank,
-                T.min(T.min((rank + 1) * rows_of_rank, rows), num_tokens - row),
+                T.min((rank + 1) * rows_of_rank, num_tokens - row),
                 num_experts,
                 num_topk,
                 scoring,
@@ -117,6 +148,7 @@ def fused_topk_gating(form):
                 thread % WARP,
             )
             # The others may still read this block's sums
-            T.cluster_sync()
+            if split > 1:
+                T.cluster_sync()
 
     return main

@@ -47,6 +47,7 @@ constexpr int kMostCandidates = 32;
 template <int kSlots>
 __device__ __forceinline__ int select_by_place(uint32_t* keys, int num_topk, int lane) {
   int expert = -1;
+#pragma unroll 1
   for (int place = 0; place < num_topk; ++place) {
     uint32_t best = keys[0];
 #pragma unroll
@@ -77,6 +78,7 @@ __device__ __forceinline__ void route_rows(const float* part, const float* offse
                                            int num_topk, int scoring, bool renormalize, float factor, int warp,
                                            int lane) {
   candidates += warp * kRows * kSlots * 32;
+#pragma unroll 1
   for (int base = first + warp; base < end; base += kWarps * kRows) {
     const float* rows[kRows];
     float values[kRows][kSlots], largest[kRows], total[kRows];
@@ -86,8 +88,9 @@ __device__ __forceinline__ void route_rows(const float* part, const float* offse
       largest[r] = total[r] = 0.0f;
 #pragma unroll
       for (int slot = 0; slot < kSlots; ++slot) {
-        values[r][slot] = __int_as_float(0x7fffffff);
-        if (slot * 32 + lane < num_experts) values[r][slot] = sum_of_cluster<kSplit>(rows[r] + slot * 32 + lane);
+        // Selected, not skipped: the tile has columns for experts that do not exist too
+        const float logit = sum_of_cluster<kSplit>(rows[r] + slot * 32 + lane);
+        values[r][slot] = slot * 32 + lane < num_experts ? logit : __int_as_float(0x7fffffff);
       }
     }
     if (scoring == kSoftmax) {
@@ -102,7 +105,8 @@ __device__ __forceinline__ void route_rows(const float* part, const float* offse
       for (int r = 0; r < kRows; ++r) {
 #pragma unroll
         for (int slot = 0; slot < kSlots; ++slot) {
-          if (slot * 32 + lane < num_experts) total[r] = sum(total[r], softmax_part(values[r][slot], largest[r]));
+          const float part_of_slot = softmax_part(values[r][slot], largest[r]);
+          total[r] = sum(total[r], slot * 32 + lane < num_experts ? part_of_slot : 0.0f);
         }
       }
 #pragma unroll
@@ -111,21 +115,23 @@ __device__ __forceinline__ void route_rows(const float* part, const float* offse
         for (int r = 0; r < kRows; ++r) total[r] = sum(total[r], __shfl_xor_sync(0xffffffffu, total[r], distance));
       }
     }
+    if (scoring == kSigmoid || scoring == kSqrtSoftplus) {
+      each_slot_in_turn<kRows * kSlots>(values[0], [=](float logit) { return ranked(logit, scoring); });
+    }
     uint32_t keys[kRows][kSlots], best[kRows], bound[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       best[r] = 0;
 #pragma unroll
       for (int slot = 0; slot < kSlots; ++slot) {
-        keys[r][slot] = 0;
-        if (slot * 32 + lane < num_experts) {
-          keys[r][slot] = order_key(sum(ranked(values[r][slot], scoring), offsets[slot * 32 + lane]));
-        }
+        const uint32_t key = order_key(sum(values[r][slot], offsets[slot * 32 + lane]));
+        keys[r][slot] = slot * 32 + lane < num_experts ? key : 0;
         best[r] = max(best[r], keys[r][slot]);
       }
       // Less one, so that the 0 of exhausted lanes is the largest number and leaves the minimum alone
       bound[r] = 0xffffffffu;
     }
+#pragma unroll 1
     for (int place = 0; place < num_topk; ++place) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
@@ -145,6 +151,7 @@ __device__ __forceinline__ void route_rows(const float* part, const float* offse
     __syncwarp();
 #pragma unroll
     for (int r = 0; r < kRows; ++r) mine[r] = lane < num[r] ? candidates[r * kSlots * 32 + lane] : 0;
+#pragma unroll 1
     for (int other = 0; other < most; ++other) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {

@@ -175,23 +175,16 @@ def moe_topk_gate_forward(form):
                 expert[0] = -1
                 score[0] = T.float32(0)
                 if is_active and not is_random:
+                    T.call_extern("handle", f"tk::sqrt_softplus_of_slots<{slots}>", T.address_of(values[0]), experts)
+                    if not T.isnullptr(scores.data):
+                        _store_scores(scores, values, slots, token, experts, lane)
                     if is_fixed:
                         if not T.isnullptr(unmapped_topk_idx.data):
                             if lane < num_topk:
                                 given = unmapped_topk_idx[token, lane]
                                 if given >= T.int64(0) and given < T.cast(experts, "int64"):
                                     expert[0] = T.cast(given, "int32")
-                        if not T.isnullptr(scores.data):
-                            T.call_extern(
-                                "handle", f"tk::sqrt_softplus_of_slots<{slots}>", T.address_of(values[0]), experts
-                            )
-                            _store_scores(scores, values, slots, token, experts, lane)
                     else:
-                        T.call_extern(
-                            "handle", f"tk::sqrt_softplus_of_slots<{slots}>", T.address_of(values[0]), experts
-                        )
-                        if not T.isnullptr(scores.data):
-                            _store_scores(scores, values, slots, token, experts, lane)
                         for j in T.unroll(slots):
                             values[j] = _rounded("sum", values[j], offsets[j])
                         rank_keys(keys, slots, values, experts, lane)

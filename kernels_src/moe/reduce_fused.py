@@ -14,10 +14,10 @@ _OUT_DTYPES = {**_DTYPES, "e4m3": "float8_e4m3fn"}
 
 _WARP = 32
 _THREADS = 128
-# Channels of a thread at a time; by dtype, how many times over, and blocks that a multiprocessor shall hold
+# Channels of a thread at a time, and how many times over by dtype; aligned blocks that a multiprocessor shall hold
 _CHANNELS = 8
 _STEPS = {"bf16": 4, "fp32": 2}
-_MIN_BLOCKS = {"bf16": 8, "fp32": 8}
+_MIN_BLOCKS = 8
 
 
 @T.macro
@@ -89,7 +89,8 @@ def _reduce(
 ):
     """One block. `vectors`: elements that one access of x and of out takes."""
     include("cast.cuh")
-    T.annotate_min_blocks_per_sm(_MIN_BLOCKS[kind])
+    if vectors[0] > 1:
+        T.annotate_min_blocks_per_sm(_MIN_BLOCKS)
     values = T.alloc_local((_STEPS[kind] * _CHANNELS,), _DTYPES[kind])
     sums = T.alloc_local((_STEPS[kind] * _CHANNELS,), "float32")
     factor = T.alloc_local((1,), "float32")

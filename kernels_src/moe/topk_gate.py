@@ -60,7 +60,7 @@ def _select(scores, topk_idx, token, experts, num_topk, slots, candidates, warp,
     place = T.alloc_var("int32")
     for slot in T.unroll(slots):
         keys[slot] = T.uint32(0)
-        if slot * _WARP + lane < num_experts:
+        if slot * _WARP + lane < experts:
             keys[slot] = _order_key(scores[token, slot * _WARP + lane])
     _find_bound(keys, slots, num_topk, best, bound)
     num_candidates = T.call_extern(
