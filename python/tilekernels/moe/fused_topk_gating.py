@@ -125,6 +125,11 @@ def bench_cases() -> list[BenchCase]:
     return [_case(*each) for each in [*sizes, (4096, 7168, 512, 10)]]
 
 
+def tuning_cases() -> list[BenchCase]:
+    """256 experts, from a few tokens to many waves of blocks."""
+    return [_case(num_tokens, 7168, 256, 8) for num_tokens in (16, 128, 1024, 2048, 4096, 8192, 16384)]
+
+
 def _case(num_tokens: int, hidden: int, num_experts: int, num_topk: int) -> BenchCase:
     def make(device: Any) -> dict[str, Any]:
         # Small integers: logits are exact, so that the choice does not depend on the order of the sum
