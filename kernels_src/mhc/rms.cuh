@@ -58,6 +58,16 @@ __device__ __forceinline__ float add_group(float mix, float out_mul, float facto
   return sum(mix, product(out_mul, factor));
 }
 
+// The sum over kLanes neighbouring lanes, for all of them. All lanes of a warp call it together.
+template <int kLanes>
+__device__ __forceinline__ float sum_of_lanes(float value) {
+#pragma unroll
+  for (int distance = 1; distance < kLanes; distance *= 2) {
+    value = sum(value, __shfl_xor_sync(0xffffffffu, value, distance));
+  }
+  return value;
+}
+
 // The gradient of sqrsum; `dot` is the sum over the columns of the gradient times out_mul.
 __device__ __forceinline__ float sqrsum_grad(float dot, float factor, float sqrsum, int size, float eps) {
   const float squares = sum(sqrsum, product(eps, static_cast<float>(size)));
