@@ -57,16 +57,21 @@ _FORWARD = {
     "h7168": (224, 4, 1, 5),
     "h8192": (256, 4, 1, 4),
 }
+_BACKWARD = {
+    "h2048": (128, 2, 3, 3),
+    "h2560": (160, 2, 2, 4),
+    "h3072": (192, 2, 2, 3),
+    "h4096": (256, 2, 2, 2),
+    "h6144": (384, 2, 1, 3),
+    "h7168": (448, 2, 1, 2),
+    "h8192": (512, 2, 1, 2),
+}
+# Instead, where the GPU's shared memory takes whole tokens
 _BACKWARD_TOKENS = {
     "h2048": (256, 1, 2, 2),
     "h2560": (320, 1, 1, 3),
     "h3072": (384, 1, 1, 2),
     "h4096": (512, 1, 1, 2),
-}
-_BACKWARD = {
-    "h6144": (384, 2, 1, 3),
-    "h7168": (448, 2, 1, 2),
-    "h8192": (512, 2, 1, 2),
 }
 
 
@@ -75,9 +80,15 @@ def _forward_ring(form: str) -> _Ring:
     return _Ring(threads, steps, 3, blocks, stages)
 
 
-def _backward_ring(form: str) -> _Ring:
-    threads, steps, blocks, stages = (_BACKWARD_TOKENS | _BACKWARD)[form]
-    return _Ring(threads, steps, 3 * _STREAMS + 1 if form in _BACKWARD_TOKENS else 5, blocks, stages)
+def _backward_ring(form: str) -> tuple[_Ring, bool]:
+    """The ring, and whether its stages are whole tokens."""
+    if form in _BACKWARD_TOKENS:
+        threads, steps, blocks, stages = _BACKWARD_TOKENS[form]
+        ring = _Ring(threads, steps, 3 * _STREAMS + 1, blocks, stages)
+        if ring.stages > 1:
+            return ring, True
+    threads, steps, blocks, stages = _BACKWARD[form]
+    return _Ring(threads, steps, 5, blocks, stages), False
 
 
 # ---- what both directions share --------------------------------------------------------------------------------------
@@ -811,7 +822,7 @@ def _backward_general(
         turn += 1
 
 
-@kernel(axes=grid(form=forms(*_BACKWARD_TOKENS, *_BACKWARD, "general")), pass_configs=_PASS_CONFIGS)
+@kernel(axes=grid(form=forms(*_BACKWARD, "general")), pass_configs=_PASS_CONFIGS)
 def engram_gate_bwd(form):
     """Write the gradients of hidden_states, k and v, and parts of that of weight_fused, to be summed over their rows.
 
@@ -822,7 +833,7 @@ def engram_gate_bwd(form):
     k_strides = T.dynamic("k_token_stride", "int64"), T.dynamic("k_stream_stride", "int64"), 1
     grad_k_strides = T.dynamic("grad_k_token_stride", "int64"), T.dynamic("grad_k_stream_stride", "int64"), 1
     v_stride, grad_v_stride = T.dynamic("v_stride", "int64"), T.dynamic("grad_v_stride", "int64")
-    ring = None if form == "general" else _backward_ring(form)
+    ring, has_tokens = (None, False) if form == "general" else _backward_ring(form)
     threads = _GENERAL_THREADS if form == "general" else ring.threads
     rows, numbers = (num_tokens, _STREAMS, hidden), (num_tokens, _STREAMS)
 
@@ -855,8 +866,8 @@ def engram_gate_bwd(form):
             T.assume(grad_k_strides[0] % _CHANNELS == 0)
             T.assume(grad_k_strides[1] % _CHANNELS == 0)
             T.assume(grad_v_stride % _CHANNELS == 0)
-        with T.Kernel(num_parts * (1 if form in _BACKWARD_TOKENS else _STREAMS), threads=threads) as block:
-            if form in _BACKWARD_TOKENS:
+        with T.Kernel(num_parts * (1 if has_tokens else _STREAMS), threads=threads) as block:
+            if has_tokens:
                 _backward_by_tokens(
                     (grad_out, hidden_states, k, v), weight_fused, image_token_mask,
                     (dot, gate_score, rstd_x, rstd_k), (grad_hidden_states, grad_k, grad_v), grad_w_partial,
