@@ -81,6 +81,7 @@ __device__ __forceinline__ void cluster_sums_x4(float* sums, float* scratch, int
                  "f"(sums[2]), "f"(sums[3])
                  : "memory");
   }
+  __syncwarp();
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #pragma unroll
