@@ -254,6 +254,7 @@ def bench_cases() -> list[BenchCase]:
         cases.append(_case(21760, hidden, "bf16", "e4m3", 128, packed))
         cases.append(_case(21760, hidden, "bf16", "e4m3", 128, {**packed, "clamp_value": 0.5}))
         cases.append(_case(21760, hidden, "bf16", "e4m3", 128, {**packed, "clamp_value": 0.5}, is_counted=True))
+    cases += [_case(8192, hidden, "bf16", "e4m3", 128, packed) for hidden in (2048, 3584)]
     cases.append(_case(21760, 2048, "bf16", "e4m3", 32, {}, num_experts=32))
     cases.append(_case(21760, 2048, "fp32", "e4m3", 128, {}, num_experts=32))
     for kind, fmt in (("bf16", "bf16"), ("bf16", "fp32"), ("fp32", "bf16"), ("fp32", "fp32")):
