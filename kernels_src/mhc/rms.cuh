@@ -33,6 +33,21 @@ __device__ __forceinline__ void sum_parts_of_two(const float* first_parts, int64
   *second_total = totals[1];
 }
 
+// The same of one array.
+__device__ __forceinline__ float sum_parts(const float* parts, int64_t stride, int num_parts) {
+  constexpr int kLoads = 8;
+  float total = 0.0f;
+#pragma unroll 1
+  for (int first = 0; first < num_parts; first += kLoads) {
+    float values[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) values[i] = first + i < num_parts ? parts[(first + i) * stride] : 0.0f;
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) total = sum(total, values[i]);
+  }
+  return total;
+}
+
 // 1 / sqrt(sqrsum / size + eps), with the bits of torch's rsqrt
 __device__ __forceinline__ float rms_factor(float sqrsum, int size, float eps) {
   return rsqrtf(sum(quotient(sqrsum, static_cast<float>(size)), eps));

@@ -60,8 +60,8 @@ int main() {
 """
 
 PRINTED = [
-    "TK_INVALID_ARGUMENT: demo.topk: the arguments must be a struct whose size field is sizeof that struct, got null "
-    "or a size of 0",
+    "TK_INVALID_ARGUMENT: demo.topk: the arguments must be a struct whose size field is sizeof that struct, 48 here, "
+    "got 0",
     "TK_INVALID_TYPE: demo.topk: scores must be float32, got bfloat16",
     "covers 1 0 0",
     "bf16_e4m3 for sm_80",

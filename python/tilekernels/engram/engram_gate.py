@@ -18,8 +18,9 @@ _FORWARD, _BACKWARD = "engram.engram_gate_fwd", "engram.engram_gate_bwd"
 
 _STREAMS = 4  # of the backward pass
 
-# The backward pass keeps this many blocks on a multiprocessor up to that many columns; each leaves a part of grad_w.
-_BLOCKS = [(2048, 3), (4096, 2)]
+# Up to that many columns the backward pass leaves this many parts of grad_w for four multiprocessors; beyond, one, made
+# by a block for each stream.
+_PARTS = [(2048, 8), (4096, 4)]
 
 # Sums differ in order, which turns the rounding of a few bf16 numbers in a million
 _MAX_DIFF = 1e-8
@@ -177,8 +178,8 @@ def _split(operator: str, name: str, kv: Any, hidden_states: Any) -> tuple[Any, 
 
 
 def _num_parts(hidden: int, device: torch.device) -> int:
-    blocks = next((blocks for limit, blocks in _BLOCKS if hidden <= limit), 1)
-    return max(num_sms_for(device) * blocks // _STREAMS, 1)
+    parts = next((parts for limit, parts in _PARTS if hidden <= limit), 1)
+    return max(num_sms_for(device) * parts // 4, 1)
 
 
 def _engram_gate_fwd_cpu(
