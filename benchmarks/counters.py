@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import re
 import shutil
 import subprocess
 import sys
@@ -18,8 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from record import Record
+
 from tilekernels.bench.cases import Choice, choose_calls, find_calls
-from tilekernels.bench.record import Record
 
 # Name in a line -> ncu's metric
 METRICS = {
@@ -64,7 +66,7 @@ def main() -> None:
     if arguments.under_ncu:
         run_once(calls)
         return
-    record = Record(arguments.output, sys.stdout)
+    record = Record(arguments.output)
     for row in parse(run_under_ncu(sys.argv[1:])):
         call = calls[row.pop("call")]
         record.write(stage="counters", operator=call.case.operator, params=call.case.params, **row)
@@ -107,9 +109,11 @@ def parse(text: str) -> list[dict[str, Any]]:
     names = {metric: name for name, metric in METRICS.items()}
     rows = []
     for entry in list(csv.DictReader(io.StringIO("\n".join(lines))))[1:]:  # the first holds the units
-        number = next((value for key, value in entry.items() if "Push/Pop_Range" in key or "Push/Pop" in key), "")
-        digits = "".join(each for each in number.split(":")[0] if each.isdigit()) or "0"
-        row: dict[str, Any] = {"call": int(digits), "kernel": entry["Kernel Name"].split("(")[0]}
+        ranges = " ".join(value for key, value in entry.items() if "Push/Pop_Range" in key)
+        number = re.search(r"call(\d+)", ranges)
+        if number is None:
+            continue
+        row: dict[str, Any] = {"call": int(number[1]), "kernel": entry["Kernel Name"].split("(")[0]}
         for metric, value in entry.items():
             if metric in names and value:
                 row[names[metric]] = to_number(value)

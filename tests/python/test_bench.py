@@ -139,7 +139,7 @@ def test_written_bytes_are_new_results_and_arguments_that_the_kernel_writes(monk
 def _no_gpu_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls take 4 us, or 8 where they are plain kernels; they run once on the CPU."""
 
-    def time_kernels(fns: list[Any], total_us: float = 0) -> list[Timing]:
+    def time_kernels(fns: list[Any], total_us: float = 0, warmup_us: float = 0) -> list[Timing]:
         for fn in fns:
             fn()
         return [Timing(4.0 * (at + 1), 4.0, 0.01, 10, 1) for at in range(len(fns))]
