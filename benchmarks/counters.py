@@ -1,9 +1,9 @@
 """Counters of ncu for calls that lie far from the limit: what keeps them there; JSON lines.
 
-    python benchmarks/counters.py --op mhc.mhc_post_bwd --hidden 7168 [--output FILE]
+    python benchmarks/counters.py --op mhc.mhc_post_bwd --hidden 7168 [--id in=bf16] [--output FILE]
 
-One call of each choice (the options of `tilekernels bench`) runs under ncu, which needs leave to read counters. Of a
-call that launches several kernels each is a line. Percentages are of what the hardware could do at best.
+Each chosen call (the options of `tilekernels bench`) runs once under ncu, which needs leave to read counters. Of a call
+that launches several kernels each is a line. Percentages are of what the hardware could do at best.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--hidden", action="append", type=int, default=[])
     parser.add_argument("--dtype", action="append", default=[])
     parser.add_argument("--largest", action="store_true")
+    parser.add_argument("--id", action="append", default=[], help="only calls whose id contains it")
     parser.add_argument("--output", type=Path, help="file to append the lines to")
     parser.add_argument("--under-ncu", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -63,6 +64,7 @@ def main() -> None:
         tuple(arguments.op), tuple(arguments.tokens), tuple(arguments.hidden), tuple(arguments.dtype), arguments.largest
     )
     calls = choose_calls(find_calls(), choice)
+    calls = [call for call in calls if not arguments.id or any(text in call.case.id for text in arguments.id)]
     if arguments.under_ncu:
         run_once(calls)
         return

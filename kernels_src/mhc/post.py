@@ -1,7 +1,7 @@
 """The residual streams behind a layer: its output and the streams before it, mixed; and the gradients of all four.
 
-Forward, a thread takes a chunk of every stream. Backward, a block takes whole tokens, because the gradients of the mixes
-are sums over all channels; the device code is in post_backward.cuh.
+Forward, a thread takes a chunk of every stream. Backward, a block takes whole tokens, because the gradients of the
+mixes are sums over all channels; the device code is in post_backward.cuh.
 """
 
 import tilelang.language as T
