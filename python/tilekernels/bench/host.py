@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import tempfile
 import time
 import timeit
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from .cases import Call, find_calls
@@ -83,12 +85,19 @@ def time_statement(
 
 
 def run_python(*arguments: str) -> str:
-    """Output of a fresh interpreter, started in an empty folder so that only the installed package can be found."""
+    """Output of a fresh interpreter, started in an empty folder; it finds this package, wherever that was found."""
+    paths = [str(Path(__file__).resolve().parents[2]), *map(os.path.abspath, _python_path())]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, *arguments]
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"a measuring process failed:\n{done.stderr}")
     return done.stdout
+
+
+def _python_path() -> list[str]:
+    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
 def _measure_first_calls(state: str, names: Sequence[str]) -> dict[str, float]:

@@ -23,6 +23,8 @@ __all__ = ["bench_command"]
 
 _PEERS = ("torch", "compile", "triton")
 _LONG_US = 20  # from which on two timings of a call have to agree
+_NAME_WIDTH = 44
+_PIPE_WIDTH, _PEER_WIDTH = 160, 20  # of what no terminal folds; each peer is a column more
 _NO_GPU = (
     "no CUDA GPU here, so that nothing is measured ({why}). On a GPU these {count} calls would be timed, each beside "
     "what the card can do with as many bytes:"
@@ -166,6 +168,7 @@ def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
         *(f"{name} us" for name in peers),
         *(["baseline us"] if has_baseline else []),
     )
+    table.columns[0].min_width = _NAME_WIDTH
     for column in table.columns[1:]:
         column.justify = "right"
         column.no_wrap = True
@@ -178,6 +181,8 @@ def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
             cells.append(_beside(row.get("baseline_us"), row["us"]) + mark)
         table.add_row(*cells)
     console = make_console()
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH + _PEER_WIDTH * len(peers)
     console.print(table)
     for name in peers:
         for row in timed:
