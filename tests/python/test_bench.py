@@ -453,6 +453,20 @@ def test_first_calls_are_timed_in_processes_of_their_own(monkeypatch: pytest.Mon
     assert host._measure_first_calls("cold", ["a.b"]) == {"a.b": 2.0}
 
 
+def test_launches_are_recorded_with_the_outputs_that_they_made(needs_extension: None) -> None:
+    from tilekernels import moe
+
+    scores = torch.randn(8, 64)
+    results = []
+    ((entry, args),) = host.record_launches(lambda: results.append(moe.topk_gate(scores, 4)))
+    assert entry.__name__ == "moe_topk_gate"
+    assert args[0] is scores
+    assert args[1] is results[0]
+    args[1].zero_()
+    entry(*args)
+    assert torch.equal(args[1], moe.topk_gate(scores, 4))
+
+
 # ---- on a GPU --------------------------------------------------------------------------------------------------------
 
 
