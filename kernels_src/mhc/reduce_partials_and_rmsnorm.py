@@ -6,6 +6,7 @@ from ..common.device import include
 from ..declare import kernel
 
 _THREADS = 128
+_LANES = 8  # that share a token's gradients
 _PASS_CONFIGS = {
     "tl.disable_safe_memory_legalize": True,  # bounds are tested by hand
     "tl.disable_buffer_init_check": True,  # it does not see what helpers write
@@ -68,7 +69,7 @@ def mhc_reduce_partials_and_rmsnorm_fwd():
 
 @kernel(pass_configs=_PASS_CONFIGS)
 def mhc_reduce_partials_and_rmsnorm_bwd():
-    """Write the gradients of out_mul and of sqrsum from that of out. A thread per token and group."""
+    """Write the gradients of out_mul and of sqrsum from that of out. Eight neighbouring threads per token and group."""
     num_tokens, num_groups, num_columns = T.dynamic("num_tokens"), T.dynamic("num_groups"), T.dynamic("num_columns")
 
     @T.prim_func
@@ -81,23 +82,35 @@ def mhc_reduce_partials_and_rmsnorm_bwd():
         rms_group_size: T.int32,
         rms_eps: T.float32,
     ):
-        with T.Kernel(T.ceildiv(num_tokens * num_groups, _THREADS), threads=_THREADS) as block:
+        with T.Kernel(T.ceildiv(num_tokens * num_groups, _THREADS // _LANES), threads=_THREADS) as block:
             include("rms.cuh")
-            index = block * _THREADS + T.get_thread_binding()
+            index = block * (_THREADS // _LANES) + T.get_thread_binding() // _LANES
+            place = T.get_thread_binding() % _LANES
             token = T.alloc_var("int32")
             group = T.alloc_var("int32")
+            squares = T.alloc_var("float32")
             factor = T.alloc_var("float32")
             dot = T.alloc_var("float32")
+            dot = T.float32(0)
+            squares = T.float32(0)
+            factor = T.float32(0)
+            token = T.truncdiv(index, num_groups)
+            group = T.truncmod(index, num_groups)
             if index < num_tokens * num_groups:
-                token = T.truncdiv(index, num_groups)
-                group = T.truncmod(index, num_groups)
-                factor = _rms_factor(sqrsum[token, group], rms_group_size, rms_eps)
-                dot = T.float32(0)
-                for column in T.serial(num_columns):
-                    dot = dot + out_grad[token, column] * out_mul[token, group, column]
-                    out_mul_grad[token, group, column] = out_grad[token, column] * factor
+                squares = sqrsum[token, group]
+                factor = _rms_factor(squares, rms_group_size, rms_eps)
+                for step in T.serial(T.ceildiv(num_columns, _LANES)):
+                    if step * _LANES + place < num_columns:
+                        dot = (
+                            dot + out_grad[token, step * _LANES + place] * out_mul[token, group, step * _LANES + place]
+                        )
+                        out_mul_grad[token, group, step * _LANES + place] = (
+                            out_grad[token, step * _LANES + place] * factor
+                        )
+            dot = T.call_extern("float32", f"tk::sum_of_lanes<{_LANES}>", dot)
+            if index < num_tokens * num_groups and place == 0:
                 sqrsum_grad[token, group] = T.call_extern(
-                    "float32", "tk::sqrsum_grad", dot, factor, sqrsum[token, group], rms_group_size, rms_eps
+                    "float32", "tk::sqrsum_grad", dot, factor, squares, rms_group_size, rms_eps
                 )
 
     return main

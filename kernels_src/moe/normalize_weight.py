@@ -18,6 +18,12 @@ def _sum(x, y):
     return T.call_extern("float32", "tk::sum", x, y)
 
 
+def _shift(num_topk):
+    """The lanes of a token are 1 << this, the smallest power of two that is large enough; a division by it would be a
+    division by a variable."""
+    return T.if_then_else(num_topk <= 4, 2, T.if_then_else(num_topk <= 8, 3, T.if_then_else(num_topk <= 16, 4, 5)))
+
+
 @kernel(axes=grid(order=("butterfly", "sequential")), pass_configs=PASS_CONFIGS)
 def normalize_weight(order):
     """Write each token's sum of weights plus 1e-20 to denominator, and the weights over it to normalized."""
@@ -32,30 +38,18 @@ def normalize_weight(order):
         T.assume(num_topk >= 1)
         if order == "butterfly":
             T.assume(num_topk <= WARP)
-        # Lanes of a token, the smallest power of two that is large enough
-        with T.Kernel(
-            T.ceildiv(
-                num_tokens,
-                T.truncdiv(
-                    _THREADS,
-                    T.if_then_else(
-                        num_topk <= 4, 4, T.if_then_else(num_topk <= 8, 8, T.if_then_else(num_topk <= 16, 16, 32))
-                    ),
-                ),
-            ),
-            threads=_THREADS,
-        ) as block:
+        with T.Kernel(T.ceildiv(num_tokens, T.shift_right(_THREADS, _shift(num_topk))), threads=_THREADS) as block:
             include("scoring.cuh")
+            shift = T.alloc_var("int32")
             width = T.alloc_var("int32")
             weight = T.alloc_var("float32")
             total = T.alloc_var("float32")
             token = T.alloc_var("int32")
             slot = T.alloc_var("int32")
-            width = T.if_then_else(
-                num_topk <= 4, 4, T.if_then_else(num_topk <= 8, 8, T.if_then_else(num_topk <= 16, 16, 32))
-            )
-            token = block * T.truncdiv(_THREADS, width) + T.truncdiv(T.get_thread_binding(), width)
-            slot = T.truncmod(T.get_thread_binding(), width)
+            shift = _shift(num_topk)
+            width = T.shift_left(1, shift)
+            token = block * T.shift_right(_THREADS, shift) + T.shift_right(T.get_thread_binding(), shift)
+            slot = T.bitwise_and(T.get_thread_binding(), width - 1)
             weight = T.float32(0)
             if token < num_tokens and slot < num_topk:
                 weight = topk_weights[token, slot]
@@ -67,7 +61,7 @@ def normalize_weight(order):
                 total = _sum(total, T.float32(1e-20))
             else:
                 total = T.float32(1e-20)
-                for step in T.serial(T.ceildiv(num_topk, width)):
+                for step in T.serial(T.shift_right(num_topk + width - 1, shift)):
                     if step > 0:
                         weight = T.float32(0)
                         if token < num_tokens and step * width + slot < num_topk:
@@ -78,7 +72,7 @@ def normalize_weight(order):
             if token < num_tokens:
                 if slot == 0:
                     denominator[token] = total
-                for step in T.serial(T.ceildiv(num_topk, width)):
+                for step in T.serial(T.shift_right(num_topk + width - 1, shift)):
                     if step * width + slot < num_topk:
                         if num_topk > width:
                             weight = topk_weights[token, step * width + slot]
