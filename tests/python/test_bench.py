@@ -191,6 +191,19 @@ def test_other_clocks_peers_and_second_timings_are_columns(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("_no_gpu_needed")
+def test_peers_that_cannot_be_made_leave_the_time(tmp_path: Path) -> None:
+    (tmp_path / "functional.py").write_text(
+        "def make_peers(operator, kwargs):\n    raise RuntimeError('no tile fits')\n"
+    )
+    call = Call(make_call("moe.relu", 2000).case, torch.nn.functional.relu, torch.relu)
+    case = dataclasses.replace(call.case, make=lambda device: {"input": torch.zeros(1000, dtype=torch.uint8)})
+    options = measure.Options(("triton",), tmp_path)
+    (row,) = measure.measure([dataclasses.replace(call, case=case)], LIMITS, options)
+    assert row["us"] == 4.0
+    assert row["peers"] == {"triton": "RuntimeError: no tile fits"}
+
+
+@pytest.mark.usefixtures("_no_gpu_needed")
 def test_one_call_that_fails_leaves_the_others() -> None:
     def fail(x: torch.Tensor) -> None:
         raise RuntimeError("no kernel here\nsecond line")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ._tables import make_console, make_table
@@ -151,8 +152,6 @@ def _run(
 def _progress() -> Progress:
     """A bar on standard error, so that the table can be piped; nothing where that is no terminal."""
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    from rich.console import Console
-
     return Progress(*columns, console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty())
 
 
