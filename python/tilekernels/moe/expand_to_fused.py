@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from .._outputs import empty_sf
+from .._outputs import empty_sf, requests_of, size_of
 from ..errors import argument_error, argument_type_error
 from ..layout import TMA_ALIGNMENT, ceildiv
 from ..testing.cases import BenchCase
@@ -19,6 +19,10 @@ _NAME = "moe.expand_to_fused"
 _NAME_WITH_SF = "moe.expand_to_fused_with_sf"
 
 _GROUPS = (32, 128)  # channels that share a scale
+_ROWS_OF = requests_of(size_of(2, 0), size_of(0, 1))
+
+# Scales in columns from which a second launch that turns them costs less than writing each one by itself
+_MANY_SCALES = 1 << 17
 
 
 def expand_to_fused(x: torch.Tensor, token_topk_to_pos: torch.Tensor, pos_to_expert: torch.Tensor) -> torch.Tensor:
@@ -29,10 +33,7 @@ def expand_to_fused(x: torch.Tensor, token_topk_to_pos: torch.Tensor, pos_to_exp
     rows to the same. pos_to_expert: (num_positions,) int32, of which only the sign counts: negative is padding.
     Returns (num_positions, hidden); rows that are neither named nor padding are undefined, without tokens all are zero.
     """
-    _expand_to_fused.check(x, token_topk_to_pos, pos_to_expert, None)
-    out = torch.empty((pos_to_expert.shape[0], x.shape[1]), dtype=x.dtype, device=x.device)
-    _expand_to_fused(x, token_topk_to_pos, pos_to_expert, out)
-    return out
+    return _expand_to_fused(x, token_topk_to_pos, pos_to_expert, _ROWS_OF.get(getattr(x, "dtype", None)))
 
 
 def expand_to_fused_with_sf(
@@ -52,7 +53,7 @@ def expand_to_fused_with_sf(
     data, sf = _split_pair(x)
     if num_per_channels not in _GROUPS:
         raise argument_error(_NAME_WITH_SF, "num_per_channels", "be 32 or 128", num_per_channels)
-    _expand_to_fused_with_sf.check(data, sf, token_topk_to_pos, pos_to_expert, None, None)
+    _expand_to_fused_with_sf.check(data, sf, token_topk_to_pos, pos_to_expert, None, None, None)
     packed = sf.dtype == torch.int32
     if packed and not use_tma_aligned_col_major_sf:
         flag = "use_tma_aligned_col_major_sf"
@@ -64,7 +65,10 @@ def expand_to_fused_with_sf(
     num_positions = pos_to_expert.shape[0]
     out = torch.empty((num_positions, data.shape[1]), dtype=data.dtype, device=data.device)
     out_sf = _empty_sf(num_positions, sf, use_tma_aligned_col_major_sf)
-    _expand_to_fused_with_sf(data, sf, token_topk_to_pos, pos_to_expert, out, out_sf)
+    tokens = None
+    if use_tma_aligned_col_major_sf and num_positions * num_columns >= _MANY_SCALES:
+        tokens = torch.empty(num_positions, dtype=torch.int32, device=data.device)
+    _expand_to_fused_with_sf(data, sf, token_topk_to_pos, pos_to_expert, out, out_sf, tokens)
     return out, out_sf
 
 
@@ -124,6 +128,7 @@ def _expand_to_fused_with_sf_cpu(
     pos_to_expert: torch.Tensor,
     out: torch.Tensor,
     out_sf: torch.Tensor,
+    workspace: torch.Tensor | None,
 ) -> None:
     check_below(_NAME_WITH_SF, "token_topk_to_pos", token_topk_to_pos, pos_to_expert.shape[0])
     out.copy_(expand_to_fused_ref(x, token_topk_to_pos, pos_to_expert))
