@@ -180,8 +180,9 @@ the same under torch.compile. triton: kernels of `benchmarks/peers`, the fastest
 JIT = """\
 Times of the TileLang original, compiled at run time, on another H200; more than 1.00 is slower than ours. {}"""
 HOST = """\
-The smallest call of each operator, in microseconds until it returns: outputs allocated, outputs given, and its
-first call in a process, with kernels not loaded and loaded by `tilekernels.preload()`."""
+The smallest call of each operator, in microseconds until it returns: outputs allocated, outputs given, the share of
+`tilekernels._C` (tensors read, checks, launch), and its first call in a process, with kernels not loaded and loaded by
+`tilekernels.preload()`."""
 SMALL = """Mostly launch and latency: an empty kernel takes 1 to 1.5 us, and a copy of 1 MiB 2 us."""
 TWICE = """Timed twice, the {} calls of 20 us and more were at most {:.1%} apart."""
 
@@ -269,10 +270,11 @@ def render_jit(rows: Sequence[Row]) -> str:
 def render_host(lines: Sequence[Row]) -> str:
     imports = [line["ms"] for line in lines if line["stage"] == "import"]
     text = [f"Importing every family takes {imports[-1]:.0f} ms beyond `import torch`.", ""] if imports else []
-    text += ["| operator | a call | with out | first, cold | first, preloaded |", "|---|---:|---:|---:|---:|"]
+    titles = "| operator | a call | with out | below Python | first, cold | first, preloaded |"
+    text += [titles, "|---|---:|---:|---:|---:|---:|"]
     newest = {line["operator"]: line for line in lines if line["stage"] == "host_calls"}
     for name, line in sorted(newest.items()):
-        times = [line.get(key) for key in ("call_us", "out_us", "cold_us", "preloaded_us")]
+        times = [line.get(key) for key in ("call_us", "out_us", "entry_us", "cold_us", "preloaded_us")]
         text.append(f"| {name} | {' | '.join(f'{us:.1f}' if us is not None else '' for us in times)} |")
     return "\n".join(text)
 

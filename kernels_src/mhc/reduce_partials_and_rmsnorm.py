@@ -2,8 +2,8 @@
 
 import tilelang.language as T
 
-from ..common.device import include
-from ..declare import kernel
+from ..common.device import aligned, include
+from ..declare import forms, grid, kernel
 
 _THREADS = 128
 _LANES = 8  # that share a token's gradients
@@ -17,11 +17,12 @@ def _rms_factor(sqrsum, size, eps):
     return T.call_extern("float32", "tk::rms_factor", sqrsum, size, eps)
 
 
-@kernel(pass_configs=_PASS_CONFIGS)
-def mhc_reduce_partials_and_rmsnorm_fwd():
-    """Write the sums over the parts, and out = the sum over the groups of out_mul / rms(group). A thread per mix."""
+@kernel(axes=grid(form=forms("aligned", "general")), pass_configs=_PASS_CONFIGS)
+def mhc_reduce_partials_and_rmsnorm_fwd(form):
+    """Write the sums over the parts, and out = the sum over the groups of out_mul / rms(group)."""
     n_splits, num_tokens, num_groups = T.dynamic("n_splits"), T.dynamic("num_tokens"), T.dynamic("num_groups")
     num_columns = T.dynamic("num_columns")
+    numbers = 4 if form == "aligned" else 1
 
     @T.prim_func
     def main(
@@ -33,36 +34,29 @@ def mhc_reduce_partials_and_rmsnorm_fwd():
         rms_group_size: T.int32,
         rms_eps: T.float32,
     ):
-        with T.Kernel(T.ceildiv(num_tokens * num_columns, _THREADS), threads=_THREADS) as block:
-            include("rms.cuh")
+        if form == "aligned":
+            T.assume(num_columns % numbers == 0)
+        with T.Kernel(T.ceildiv(num_tokens * T.truncdiv(num_columns, numbers), _THREADS), threads=_THREADS) as block:
+            include("aligned.cuh", "rms.cuh")
             index = block * _THREADS + T.get_thread_binding()
-            token = T.alloc_var("int32")
-            column = T.alloc_var("int32")
-            sums = T.alloc_local((2,), "float32")
-            mix = T.alloc_var("float32")
-            if index < num_tokens * num_columns:
-                token = T.truncdiv(index, num_columns)
-                column = T.truncmod(index, num_columns)
-                mix = T.float32(0)
-                for group in T.serial(num_groups):
-                    T.call_extern(
-                        "handle",
-                        "tk::sum_parts_of_two",
-                        T.access_ptr(out_mul_splitted[0, token, group, column], "r"),
-                        T.cast(num_tokens, "int64") * num_groups * num_columns,
-                        T.access_ptr(sqrsum_splitted[0, token, group], "r"),
-                        T.cast(num_tokens, "int64") * num_groups,
-                        n_splits,
-                        T.address_of(sums[0]),
-                        T.address_of(sums[1]),
-                    )
-                    mix = T.call_extern(
-                        "float32", "tk::add_group", mix, sums[0], _rms_factor(sums[1], rms_group_size, rms_eps)
-                    )
-                    out_mul[token, group, column] = sums[0]
-                    if column == 0:
-                        sqrsum[token, group] = sums[1]
-                out[token, column] = mix
+            if index < num_tokens * T.truncdiv(num_columns, numbers):
+                T.call_extern(
+                    "handle",
+                    f"tk::ReducePartials<{numbers}>::run",
+                    aligned(4 * numbers, T.access_ptr(out_mul_splitted[0, 0, 0, 0], "r")),
+                    T.access_ptr(sqrsum_splitted[0, 0, 0], "r"),
+                    aligned(4 * numbers, T.access_ptr(out_mul[0, 0, 0], "w")),
+                    T.access_ptr(sqrsum[0, 0], "w"),
+                    aligned(4 * numbers, T.access_ptr(out[0, 0], "w")),
+                    T.truncdiv(index, T.truncdiv(num_columns, numbers)),
+                    T.truncmod(index, T.truncdiv(num_columns, numbers)) * numbers,
+                    num_tokens,
+                    num_groups,
+                    num_columns,
+                    n_splits,
+                    rms_group_size,
+                    rms_eps,
+                )
 
     return main
 

@@ -29,7 +29,6 @@ from ..declare import forms, grid, kernel
 _FORMS = {
     "full256": (8, 16, True),
     "experts256": (8, 16, False),
-    "experts512": (16, 8, False),
     "experts1024": (32, 4, False),
 }
 _WARPS = 4

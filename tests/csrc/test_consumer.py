@@ -222,7 +222,7 @@ def check_what_it_exports_and_needs(library: Path) -> None:
     assert max(map(int, versions)) <= 28
 
 
-# ---- a wheel that another compiler made: no installer, no Python ------------------------------------------------------
+# ---- a wheel that another compiler made: no installer, no Python -----------------------------------------------------
 
 WHEEL_PROJECT = """\
 cmake_minimum_required(VERSION 3.24)

@@ -90,7 +90,7 @@ def test_the_paper_holds_rows_reasons_counters_and_peers(report: ModuleType, tmp
         "Of 1 calls that both time, 1 are slower here by more than 3 % and 0.4 us.",
         "| a.wide | num_tokens=8001 hidden=7168 kind=x | 50.00 | 45.00 | 0.90 behind |",
         "Importing every family takes 28 ms beyond `import torch`.",
-        "| a.fast | 7.0 |  | 300.0 |  |",
+        "| a.fast | 7.0 |  |  | 300.0 |  |",
     ):
         assert expected in text
 

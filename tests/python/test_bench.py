@@ -191,6 +191,19 @@ def test_other_clocks_peers_and_second_timings_are_columns(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("_no_gpu_needed")
+def test_peers_that_cannot_be_made_leave_the_time(tmp_path: Path) -> None:
+    (tmp_path / "functional.py").write_text(
+        "def make_peers(operator, kwargs):\n    raise RuntimeError('no tile fits')\n"
+    )
+    call = Call(make_call("moe.relu", 2000).case, torch.nn.functional.relu, torch.relu)
+    case = dataclasses.replace(call.case, make=lambda device: {"input": torch.zeros(1000, dtype=torch.uint8)})
+    options = measure.Options(("triton",), tmp_path)
+    (row,) = measure.measure([dataclasses.replace(call, case=case)], LIMITS, options)
+    assert row["us"] == 4.0
+    assert row["peers"] == {"triton": "RuntimeError: no tile fits"}
+
+
+@pytest.mark.usefixtures("_no_gpu_needed")
 def test_one_call_that_fails_leaves_the_others() -> None:
     def fail(x: torch.Tensor) -> None:
         raise RuntimeError("no kernel here\nsecond line")
@@ -451,6 +464,20 @@ def test_first_calls_are_timed_in_processes_of_their_own(monkeypatch: pytest.Mon
     outputs = iter(['{"a.b": 3.0}', 'noise\n{"a.b": 1.0}', '{"a.b": 2.0}'])
     monkeypatch.setattr(host, "run_python", lambda *arguments: next(outputs))
     assert host._measure_first_calls("cold", ["a.b"]) == {"a.b": 2.0}
+
+
+def test_launches_are_recorded_with_the_outputs_that_they_made(needs_extension: None) -> None:
+    from tilekernels import moe
+
+    scores = torch.randn(8, 64)
+    results = []
+    ((entry, args),) = host.record_launches(lambda: results.append(moe.topk_gate(scores, 4)))
+    assert entry.__name__ == "moe_topk_gate"
+    assert args[0] is scores
+    assert args[1] is results[0]
+    args[1].zero_()
+    entry(*args)
+    assert torch.equal(args[1], moe.topk_gate(scores, 4))
 
 
 # ---- on a GPU --------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree
 
 from .._manifest import find_kernel, load_manifest
-from ..testing.bench import Timing, event_time_us, graph_time_us, time_kernels
+from ..testing.bench import event_time_us, graph_time_us, time_kernels
 from .cases import Call
 from .limits import Limits, make_plain_call
 from .peers import make_peers
@@ -128,15 +128,15 @@ def _describe_limit(call: Call, limits: Limits, us: float, written: int, measure
 
 def _measure_peers(call: Call, kwargs: dict[str, Any], options: Options) -> dict[str, Any]:
     """Microseconds by peer, or the reason why there is none."""
-    found: dict[str, Any] = {}
-    for name, peer in make_peers(call, kwargs, options.peers, options.peer_folder).items():
-        found[name] = _try(functools.partial(_time_peer, peer))
-    return found
+    try:
+        peers = make_peers(call, kwargs, options.peers, options.peer_folder)
+    except Exception as failure:  # a peer that cannot be made leaves the operator's own time
+        return dict.fromkeys(options.peers, _describe(failure))
+    return {name: _try(functools.partial(_time_peer, peer)) for name, peer in peers.items()}
 
 
 def _time_peer(peer: Callable[[], object]) -> float:
-    timing: Timing = time_kernels([peer], _PEER_US)[0]
-    return timing.us
+    return time_kernels([peer], _PEER_US)[0].us
 
 
 def _try(work: Callable[[], float]) -> Any:

@@ -107,5 +107,5 @@ def _name_farthest(axes: Any, timed: Sequence[Mapping[str, Any]]) -> None:
 
 def _save(pyplot: Any, figure: Any, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=100, metadata={"Software": None} if file.suffix == ".png" else None)
+    figure.savefig(file, dpi=80, metadata={"Software": None} if file.suffix == ".png" else None)
     pyplot.close(figure)

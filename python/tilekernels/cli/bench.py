@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ._tables import make_console, make_table
@@ -151,8 +152,6 @@ def _run(
 def _progress() -> Progress:
     """A bar on standard error, so that the table can be piped; nothing where that is no terminal."""
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    from rich.console import Console
-
     return Progress(*columns, console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty())
 
 
@@ -237,7 +236,7 @@ def _run_host(calls: Iterable[Call], json_file: Path | None) -> None:
     from ..bench.record import Record
 
     record = Record(json_file)
-    table = make_table("call", "us a call", "with out", "first call, cold us", "preloaded us")
+    table = make_table("call", "us a call", "with out", "below Python", "first, cold", "preloaded")
     for column in table.columns[1:]:
         column.justify = "right"
     for row in measure_host(list(calls)):
@@ -245,7 +244,7 @@ def _run_host(calls: Iterable[Call], json_file: Path | None) -> None:
         if row["stage"] == "import":
             click.echo(f"import tilekernels and every family, beyond import torch: {row['ms']:.1f} ms")
             continue
-        columns = ("call_us", "out_us", "cold_us", "preloaded_us")
+        columns = ("call_us", "out_us", "entry_us", "cold_us", "preloaded_us")
         table.add_row(_name(row), *(_us(row.get(name)) for name in columns))
     make_console().print(table)
 
