@@ -57,7 +57,8 @@ def make_sdist(tree: Path, dist: Path) -> Path:
     """The backend's sdist of a source tree; the same bytes for the same files."""
     dist.mkdir(parents=True, exist_ok=True)
     environment = backend_environment(Path(sys.prefix) / "bin")
-    environment.pop("TILEKERNELS_STORE", None)
+    for name in ("TILEKERNELS_STORE", "TILEKERNELS_PROFILE"):
+        environment.pop(name, None)
     run = subprocess.run(
         [sys.executable, "-c", BACKEND, str(dist)],
         cwd=tree, env=environment, umask=0o022, capture_output=True, text=True, check=False,

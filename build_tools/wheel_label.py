@@ -2,15 +2,19 @@
 
 scikit-build-core loads this file by path (`[[tool.dynamic-metadata]]` in pyproject.toml) and calls `dynamic_metadata`,
 so it imports the standard library alone. The label is read from the manifest of the kernel store that is being packed
-(environment variable TILEKERNELS_STORE); without a store the version has no label.
+(environment variable TILEKERNELS_STORE); without a store the version has no label. Where TILEKERNELS_PROFILE names a
+profile instead, its kernels are compiled first: that is how the sources are installed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,15 +63,34 @@ def describe() -> str:
 
 
 def find_store() -> Path | None:
-    """The store named by TILEKERNELS_STORE, else the one in a traced sdist."""
-    store = os.environ.get("TILEKERNELS_STORE", "")
+    """The store named by TILEKERNELS_STORE, else the one in a traced sdist, else that of TILEKERNELS_PROFILE, built
+    here and now. CMakeLists.txt looks in the same order."""
+    store, profile = os.environ.get("TILEKERNELS_STORE", ""), os.environ.get("TILEKERNELS_PROFILE", "")
     if not store and (ROOT / EMBEDDED_STORE).is_dir():
         store = EMBEDDED_STORE
+    if not store and profile:
+        return build_store(profile)
     return ROOT / store if store else None
 
 
+def build_store(profile: str) -> Path:
+    """Compile the kernels of a profile, which takes TileLang and nvcc; nothing is done where they are up to date."""
+    for module in ("tilelang", "rich"):
+        if importlib.util.find_spec(module) is None:
+            raise ModuleNotFoundError(
+                f"TILEKERNELS_PROFILE={profile} has the kernels compiled, which needs TileLang, and {sys.executable} "
+                f"has no {module}: pip install torch -r build_tools/requirements.txt -r requirements-wheel.txt (both "
+                "lie in the source distribution), then give pip --no-build-isolation"
+            )
+    command = [sys.executable, "-m", "build_tools", "build", "--profile", profile]
+    built = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if built.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {built.returncode}:\n{built.stdout}")
+    return ROOT / "build" / "store" / Path(profile).stem
+
+
 def find_label() -> str:
-    """The label of the store named by TILEKERNELS_STORE, else of the one in a traced sdist, else ""."""
+    """The label of the store that is packed, "" where there is none."""
     store = find_store()
     return label_of_store(store) if store else ""
 

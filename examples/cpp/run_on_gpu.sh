@@ -20,9 +20,9 @@ done
 ./moe_layer batch.tensors expected.tensors
 ./two_contexts
 
-sanitizer="$(command -v compute-sanitizer || true)"
+sanitizer="$(PATH="$PATH:${CUDA_HOME:-/usr/local/cuda}/bin" command -v compute-sanitizer || true)"
 if [ -z "$sanitizer" ]; then
-    echo "compute-sanitizer: not found (CUDA_HOME/bin), memcheck left out"
+    echo "compute-sanitizer: not found (PATH, CUDA_HOME/bin), left out"
     exit
 fi
 for tool in memcheck racecheck; do

@@ -5,6 +5,7 @@ import tilelang.language as T
 from ..declare import kernel
 
 _THREADS = 128
+_IN_FLIGHT = 8  # rows of a thread
 _PASS_CONFIGS = {"tl.disable_safe_memory_legalize": True}  # bounds are tested by hand
 
 
@@ -46,15 +47,25 @@ def mhc_fn_normw_merge_bwd():
         with T.Kernel(T.ceildiv(num_columns, _THREADS), threads=_THREADS) as block:
             column = block * _THREADS + T.get_thread_binding()
             weight = T.alloc_var("float32")
-            grad = T.alloc_var("float32")
             total = T.alloc_var("float32")
+            grads = T.alloc_local((_IN_FLIGHT,), "float32")
+            values = T.alloc_local((_IN_FLIGHT,), "float32")
+            sums = T.alloc_local((_IN_FLIGHT,), "float32")
             if column < num_columns:
                 weight = normw[column]
-                total = T.float32(0)
-                for row in T.serial(num_rows):
-                    grad = out_fn_grad[row, column]
-                    total = total + grad * fn[row, column]
-                    fn_grad[row, column] = fn_grad[row, column] + grad * weight
-                normw_grad[column] = normw_grad[column] + total
+                total = normw_grad[column]
+                for first in T.serial(T.ceildiv(num_rows, _IN_FLIGHT)):
+                    for i in T.unroll(_IN_FLIGHT):
+                        row = first * _IN_FLIGHT + i
+                        if row < num_rows:
+                            grads[i] = out_fn_grad[row, column]
+                            values[i] = fn[row, column]
+                            sums[i] = fn_grad[row, column]
+                    for i in T.unroll(_IN_FLIGHT):
+                        row = first * _IN_FLIGHT + i
+                        if row < num_rows:
+                            fn_grad[row, column] = sums[i] + grads[i] * weight
+                            total = total + grads[i] * values[i]
+                normw_grad[column] = total
 
     return main

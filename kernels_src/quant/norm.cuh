@@ -27,9 +27,9 @@ constexpr int kWords = 8;  // that hold eight channels
 template <>
 constexpr int kWords<Bf16> = 4;
 
-template <int kCount, bool kIsAligned>
+template <typename Kind, int kCount, bool kIsAligned>
 __device__ __forceinline__ void load_channels(const void* source, int64_t channel, uint32_t* words) {
-  const uint8_t* start = static_cast<const uint8_t*>(source) + channel * (kCount / 2);
+  const uint8_t* start = static_cast<const uint8_t*>(source) + channel * (kWords<Kind> / 2);
   if constexpr (kIsAligned) {
 #pragma unroll
     for (int i = 0; i < kCount / 4; ++i) {
@@ -227,10 +227,11 @@ __device__ __forceinline__ void norm_row(const NormArguments& norm, const CastAr
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     const int channel = (step * kThreads + thread) * kChannels;
-    if (channel < hidden) load_channels<kCount, kIsAligned>(norm.x, norm.row * norm.x_stride + channel, words[step]);
+    if (channel < hidden)
+      load_channels<Kind, kCount, kIsAligned>(norm.x, norm.row * norm.x_stride + channel, words[step]);
   }
   if (kIsEarly && norm.weight != nullptr && thread * kChannels < hidden) {
-    load_channels<kCount, kIsAligned>(norm.weight, thread * kChannels, weight);
+    load_channels<Kind, kCount, kIsAligned>(norm.weight, thread * kChannels, weight);
   }
   if (norm.residual != nullptr) {
 #pragma unroll
@@ -238,7 +239,7 @@ __device__ __forceinline__ void norm_row(const NormArguments& norm, const CastAr
       const int channel = (step * kThreads + thread) * kChannels;
       if (channel < hidden) {
         uint32_t residual[kCount];
-        load_channels<kCount, kIsAligned>(norm.residual, norm.row * norm.residual_stride + channel, residual);
+        load_channels<Kind, kCount, kIsAligned>(norm.residual, norm.row * norm.residual_stride + channel, residual);
         add_residual(Kind{}, words[step], residual);
         if (norm.residual_out != nullptr) {
           uint8_t* target = static_cast<uint8_t*>(norm.residual_out) +
@@ -283,7 +284,7 @@ __device__ __forceinline__ void norm_row(const NormArguments& norm, const CastAr
     const int channel = (step * kThreads + thread) * kChannels;
     if (step * kThreads * kChannels < hidden) {
       if (!kIsEarly && has_weight && channel < hidden) {
-        load_channels<kCount, kIsAligned>(norm.weight, channel, weight);
+        load_channels<Kind, kCount, kIsAligned>(norm.weight, channel, weight);
       }
       normalise<Kind>(words[step], weight, has_weight, rstd, norm.out_scale);
       if (cast != nullptr) {
@@ -386,8 +387,8 @@ __device__ __forceinline__ void norm_backward_rows(const void* x, int64_t x_stri
     for (int step = 0; step < kBackwardSteps; ++step) {
       const int channel = (step * kBackwardThreads + thread) * 8;
       if (channel < hidden) {
-        load_channels<kCount, kIsAligned>(x, row * x_stride + channel, x_words[step]);
-        load_channels<kCount, kIsAligned>(grad, row * grad_stride + channel, grad_words[step]);
+        load_channels<Kind, kCount, kIsAligned>(x, row * x_stride + channel, x_words[step]);
+        load_channels<Kind, kCount, kIsAligned>(grad, row * grad_stride + channel, grad_words[step]);
       }
     }
     float sum = 0.0f;
@@ -396,7 +397,7 @@ __device__ __forceinline__ void norm_backward_rows(const void* x, int64_t x_stri
       const int channel = (step * kBackwardThreads + thread) * 8;
       if (channel < hidden) {
         uint32_t weight_words[kCount];
-        if (has_weight) load_channels<kCount, kIsAligned>(weight, channel, weight_words);
+        if (has_weight) load_channels<Kind, kCount, kIsAligned>(weight, channel, weight_words);
         float normal[8], scaled[8], weighted[8], part = 0.0f;
         norm_factors<Kind>(x_words[step], grad_words[step], weight_words, has_weight, row_rstd, out_scale, normal,
                            scaled, weighted);
@@ -421,9 +422,9 @@ __device__ __forceinline__ void norm_backward_rows(const void* x, int64_t x_stri
       const int channel = (step * kBackwardThreads + thread) * 8;
       if (channel < hidden) {
         uint32_t weight_words[kCount], residual_words[kCount];
-        if (has_weight) load_channels<kCount, kIsAligned>(weight, channel, weight_words);
+        if (has_weight) load_channels<Kind, kCount, kIsAligned>(weight, channel, weight_words);
         if (has_residual) {
-          load_channels<kCount, kIsAligned>(residual, row * residual_stride + channel, residual_words);
+          load_channels<Kind, kCount, kIsAligned>(residual, row * residual_stride + channel, residual_words);
         }
         float normal[8], scaled[8], weighted[8], residuals[8];
         norm_factors<Kind>(x_words[step], grad_words[step], weight_words, has_weight, row_rstd, out_scale, normal,

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("cyclonedx", reason="cyclonedx-python-lib, of the build environment, is not installed")
+
 from build_tools import packing, wheels
 from build_tools.errors import BuildError
 from build_tools.packing import Interpreter, Target, ask_python, find_pythons

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from .._outputs import empty_sf
+from .._outputs import empty_sf, requests_of, size_of
 from ..errors import argument_error, argument_type_error
 from ..layout import TMA_ALIGNMENT, ceildiv
 from ..testing.cases import BenchCase
@@ -19,6 +19,7 @@ _NAME = "moe.expand_to_fused"
 _NAME_WITH_SF = "moe.expand_to_fused_with_sf"
 
 _GROUPS = (32, 128)  # channels that share a scale
+_ROWS_OF = requests_of(size_of(2, 0), size_of(0, 1))
 
 # Scales in columns from which a second launch that turns them costs less than writing each one by itself
 _MANY_SCALES = 1 << 17
@@ -32,10 +33,7 @@ def expand_to_fused(x: torch.Tensor, token_topk_to_pos: torch.Tensor, pos_to_exp
     rows to the same. pos_to_expert: (num_positions,) int32, of which only the sign counts: negative is padding.
     Returns (num_positions, hidden); rows that are neither named nor padding are undefined, without tokens all are zero.
     """
-    _expand_to_fused.check(x, token_topk_to_pos, pos_to_expert, None)
-    out = torch.empty((pos_to_expert.shape[0], x.shape[1]), dtype=x.dtype, device=x.device)
-    _expand_to_fused(x, token_topk_to_pos, pos_to_expert, out)
-    return out
+    return _expand_to_fused(x, token_topk_to_pos, pos_to_expert, _ROWS_OF.get(getattr(x, "dtype", None)))
 
 
 def expand_to_fused_with_sf(
