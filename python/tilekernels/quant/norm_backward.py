@@ -10,13 +10,15 @@ from .. import config
 from .._dispatch import kernel
 from .._outputs import empty_matrix
 from ..errors import argument_error
+from ..layout import ceildiv
 from ..testing.cases import BenchCase
 from ._norm import BACKWARD_SHARE, check_like, check_rows, mean_of_rows
 from ._swiglu import check_number
 
 _NAME = "quant.norm_backward"
 
-_BLOCKS_PER_SM = {torch.bfloat16: 2, torch.float32: 1}  # as many as run at a time; each ends in a row of sums
+# As many as run at a time, for rows of one step of a block, of two, and longer ones; each ends in a row of sums
+_BLOCKS_PER_SM = {torch.bfloat16: (4, 3, 2), torch.float32: (4, 2, 1)}
 
 
 def norm_backward(
@@ -57,7 +59,9 @@ def norm_backward(
         if weight_grad is not None and not scalars[1]:
             weight_grad.zero_()
         return x_grad, weight_grad
-    num_parts = min(num_tokens, _BLOCKS_PER_SM.get(x.dtype, 1) * config.num_sms_for(x.device))
+    num_steps = ceildiv(hidden, BACKWARD_SHARE[0] * BACKWARD_SHARE[1])
+    blocks_per_sm = _BLOCKS_PER_SM.get(x.dtype, (1, 1, 1))[min(num_steps, 3) - 1]
+    num_parts = min(num_tokens, blocks_per_sm * config.num_sms_for(x.device))
     workspace = empty_matrix(num_parts, hidden, torch.float32, x.device)
     _norm_backward(*inputs, x_grad, weight_grad, workspace, *scalars)
     return x_grad, weight_grad
