@@ -1,9 +1,9 @@
 """Counters of ncu for calls that lie far from the limit: what keeps them there; JSON lines.
 
-    python benchmarks/counters.py --op mhc.mhc_post_bwd --hidden 7168 [--output FILE]
+    python benchmarks/counters.py --op mhc.mhc_post_bwd --hidden 7168 [--id in=bf16] [--output FILE]
 
-One call of each choice (the options of `tilekernels bench`) runs under ncu, which needs leave to read counters. Of a
-call that launches several kernels each is a line. Percentages are of what the hardware could do at best.
+Each chosen call (the options of `tilekernels bench`) runs once under ncu, which needs leave to read counters. Of a call
+that launches several kernels each is a line. Percentages are of what the hardware could do at best.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import re
 import shutil
 import subprocess
 import sys
@@ -18,8 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from record import Record
+
 from tilekernels.bench.cases import Choice, choose_calls, find_calls
-from tilekernels.bench.record import Record
 
 # Name in a line -> ncu's metric
 METRICS = {
@@ -54,6 +56,7 @@ def main() -> None:
     parser.add_argument("--hidden", action="append", type=int, default=[])
     parser.add_argument("--dtype", action="append", default=[])
     parser.add_argument("--largest", action="store_true")
+    parser.add_argument("--id", action="append", default=[], help="only calls whose id contains it")
     parser.add_argument("--output", type=Path, help="file to append the lines to")
     parser.add_argument("--under-ncu", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -61,10 +64,11 @@ def main() -> None:
         tuple(arguments.op), tuple(arguments.tokens), tuple(arguments.hidden), tuple(arguments.dtype), arguments.largest
     )
     calls = choose_calls(find_calls(), choice)
+    calls = [call for call in calls if not arguments.id or any(text in call.case.id for text in arguments.id)]
     if arguments.under_ncu:
         run_once(calls)
         return
-    record = Record(arguments.output, sys.stdout)
+    record = Record(arguments.output)
     for row in parse(run_under_ncu(sys.argv[1:])):
         call = calls[row.pop("call")]
         record.write(stage="counters", operator=call.case.operator, params=call.case.params, **row)
@@ -107,9 +111,11 @@ def parse(text: str) -> list[dict[str, Any]]:
     names = {metric: name for name, metric in METRICS.items()}
     rows = []
     for entry in list(csv.DictReader(io.StringIO("\n".join(lines))))[1:]:  # the first holds the units
-        number = next((value for key, value in entry.items() if "Push/Pop_Range" in key or "Push/Pop" in key), "")
-        digits = "".join(each for each in number.split(":")[0] if each.isdigit()) or "0"
-        row: dict[str, Any] = {"call": int(digits), "kernel": entry["Kernel Name"].split("(")[0]}
+        ranges = " ".join(value for key, value in entry.items() if "Push/Pop_Range" in key)
+        number = re.search(r"call(\d+)", ranges)
+        if number is None:
+            continue
+        row: dict[str, Any] = {"call": int(number[1]), "kernel": entry["Kernel Name"].split("(")[0]}
         for metric, value in entry.items():
             if metric in names and value:
                 row[names[metric]] = to_number(value)

@@ -16,7 +16,6 @@ import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 import timeit
@@ -26,9 +25,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from record import Record, describe_machine
+
 from tilekernels.bench.host import measure_import as time_import
 from tilekernels.bench.host import run_python, time_statement
-from tilekernels.bench.record import Record, describe_machine
 
 PROCESSES = 6  # for what is measured once a process; the median counts
 BURST, ROUNDS = 200, 100  # calls between two synchronisations, so that the queue never fills; and how often
@@ -56,7 +56,7 @@ def main() -> None:
         state, rotation = arguments.first_calls
         print(json.dumps(time_first_calls(state == "preloaded", int(rotation))))
         return
-    record = Record(arguments.output, sys.stdout)
+    record = Record(arguments.output)
     os.sched_setaffinity(0, {find_idle_core()})  # children inherit it
     # In a process of its own: the profiler that times the copy would go on to slow every launch of this one.
     record.write(**json.loads(run_python(SCRIPT, "--machine")))

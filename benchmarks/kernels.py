@@ -9,13 +9,13 @@ else uses.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
+
+from record import Record, describe_machine
 
 from tilekernels.bench.cases import find_calls
 from tilekernels.bench.limits import measure_limits
 from tilekernels.bench.measure import Options, measure
-from tilekernels.bench.record import Record, describe_machine
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose id contains this text")
     parser.add_argument("--output", type=Path, help="file to append the lines to")
     arguments = parser.parse_args()
-    record = Record(arguments.output, sys.stdout)
+    record = Record(arguments.output)
     record.write(**describe_machine())
     calls = [call for call in find_calls() if arguments.only in call.case.id]
     for row in measure(calls, measure_limits(), Options()):

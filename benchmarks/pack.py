@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tilekernels.bench.record import Record, describe_machine
+from record import Record, describe_machine
 
 LIBRARY = "libtilekernels.so.0"
 FLUSH_BYTES = 256 * 1024 * 1024  # several times the L2
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="file to append the JSON lines to")
     arguments = parser.parse_args()
     table = load_pack(arguments.pack)
-    record = Record(arguments.output, sys.stdout)
+    record = Record(arguments.output)
     record.write(**describe_machine())
     wins: list[dict[str, Any]] = []
     for operator, case, module, launcher in find_calls(table["kernel"]):

@@ -252,9 +252,12 @@ tk_status tk_enter_device(int32_t ordinal, void** previous) {
   if (result != CUDA_SUCCESS) return fail_context(*driver, "cuCtxGetCurrent", result);
   if (current == primary) [[likely]]
     return TK_OK;
+  // One that was destroyed meanwhile is not to be restored.
+  unsigned long long id = 0;
+  const bool is_alive = driver->cuCtxGetId(nullptr, &id) == CUDA_SUCCESS;
   result = driver->cuCtxSetCurrent(primary);
   if (result != CUDA_SUCCESS) return fail_context(*driver, "cuCtxSetCurrent", result);
-  *previous = current;
+  *previous = is_alive ? current : nullptr;
   return TK_OK;
 }
 

@@ -22,6 +22,7 @@ struct BigFuseScalars {
 template <int kStreams>
 struct BlockMixes {
   static constexpr int kColumns = kStreams * (kStreams + 2);
+  static constexpr int kNumSums = kColumns + 1;  // of a token: the product's, and that of the squares
 
   // Of a lane's stream.
   struct Constants {
@@ -42,15 +43,16 @@ struct BlockMixes {
   float* totals;   // of the product's columns, token after token; then of the squares
   float* streams;  // what each token's streams are multiplied by
 
-  // All threads; a barrier must follow.
-  __device__ __forceinline__ void sum_product(const float* out_mul, const float* sqrsum, int64_t first_token, int count,
-                                              int num_tokens, int num_splits, int num_threads) const {
-    for (int i = threadIdx.x; i < count * (kColumns + 1); i += num_threads) {
-      const int square = i - count * kColumns;
-      const float* parts = square < 0 ? out_mul + first_token * kColumns + i : sqrsum + first_token + square;
-      const int64_t stride = static_cast<int64_t>(num_tokens) * (square < 0 ? kColumns : 1);
-      totals[i] = sum_parts(parts, stride, num_splits);
-    }
+  // Number i of `totals`, whose first parts are asked for.
+  __device__ __forceinline__ SumOfParts start_sum(const float* out_mul, const float* sqrsum, int64_t first_token, int i,
+                                                  int count, int num_tokens, int num_splits) const {
+    const int square = i - count * kColumns;
+    SumOfParts result;
+    result.parts = square < 0 ? out_mul + first_token * kColumns + i : sqrsum + first_token + square;
+    result.stride = static_cast<int64_t>(num_tokens) * (square < 0 ? kColumns : 1);
+    result.num_parts = i < count * kNumSums ? num_splits : 0;
+    result.load(0);
+    return result;
   }
 
   __device__ __forceinline__ float factor_of(int token, int count, int num_channels, float rms_eps) const {
@@ -106,7 +108,7 @@ template <int kStreams, int kCount, int kThreads, int kStages, int kMaxTokens>
 struct BigFuse {
   static constexpr int kStageBytes = kStreams * kThreads * 16;
   static constexpr int kSharedBytes = kCount == 1 ? 16 : kStages * kStageBytes;
-  static constexpr int kNumbers = kMaxTokens * (kStreams * (kStreams + 2) + 1 + kStreams);  // in shared memory
+  static constexpr int kNumbers = kMaxTokens * (BlockMixes<kStreams>::kNumSums + kStreams);  // in shared memory
 
   __device__ static __forceinline__ void run(const float* out_mul, const float* sqrsum, const float* scale,
                                              const float* base, const void* residual, float* post, float* comb,
@@ -143,14 +145,24 @@ struct BigFuse {
       }
       commit_copies();
     };
+    // What the mixes are made of comes first, before the streams fill the way to memory
+    typename BlockMixes<kStreams>::Constants constants;
+    if (thread >= kThreads) constants.load(scale, base);
+    constexpr int kStep = kThreads + 32;
+    const auto start_sum = [&](int i) {
+      return mixes.start_sum(out_mul, sqrsum, first_token, i, count, num_tokens, num_splits);
+    };
+    SumOfParts first_sum = start_sum(thread);
+    SumOfParts second_sum = start_sum(thread + kStep);
     if (kCount > 1 && thread < kThreads) {
 #pragma unroll 1
       for (int stage = 0; stage < kStages; ++stage) start(stage);
     }
-
-    typename BlockMixes<kStreams>::Constants constants;
-    if (thread >= kThreads) constants.load(scale, base);
-    mixes.sum_product(out_mul, sqrsum, first_token, count, num_tokens, num_splits, kThreads + 32);
+    const int num_sums = count * BlockMixes<kStreams>::kNumSums;
+    if (thread < num_sums) mixes.totals[thread] = first_sum.finish();
+    if (thread + kStep < num_sums) mixes.totals[thread + kStep] = second_sum.finish();
+#pragma unroll 1
+    for (int i = thread + 2 * kStep; i < num_sums; i += kStep) mixes.totals[i] = start_sum(i).finish();
     __syncthreads();
     if (thread >= kThreads) mixes.make_pre(constants, count, kStreams * hidden, scalars);
     __syncthreads();

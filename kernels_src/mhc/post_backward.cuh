@@ -1,4 +1,4 @@
-// The gradients of mixing residual streams behind a layer (streams.cuh), for tokens of a block one after the other.
+// The gradients of mixing residual streams behind a layer (streams.cuh), and their sums over a token's channels.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,8 @@
 
 namespace tk {
 
-// Block `block` of `num_blocks` takes every num_blocks-th token. A thread has kCount = 8 neighbouring channels of every
-// stream at a time, by way of a ring of kStages stages in shared memory, in which it reads what it copied itself;
-// copies of the next token are on their way while the sums over the channels of this one are added up.
+// A block takes a token. A thread has kCount = 8 neighbouring channels of every stream at a time, by way of a ring of
+// kStages stages in shared memory, in which it reads what it copied itself.
 template <int kStreams, int kThreads, int kStages>
 struct PostBackward {
   static constexpr int kCount = 8;
@@ -20,101 +19,73 @@ struct PostBackward {
   static constexpr int kStageBytes = kRows * kThreads * 16;
   static constexpr int kSharedBytes = kStages * kStageBytes;
   static constexpr int kWarps = kThreads / 32;
-  static constexpr int kNumbers = 2 * (kMixes + kWarps * kMixes);  // in shared memory
-
-  __device__ static __forceinline__ float load_mix(const float* post, const float* comb, int token, int i) {
-    return i < kStreams ? post[static_cast<int64_t>(token) * kStreams + i]
-                        : comb[static_cast<int64_t>(token) * kStreams * kStreams + i - kStreams];
-  }
+  static constexpr int kNumbers = (1 + kWarps) * kMixes;  // in shared memory
 
   // x, x_grad (num_tokens, hidden), residual, grad, residual_grad (num_tokens, kStreams, hidden) bf16; post, post_grad
   // (num_tokens, kStreams), comb, comb_grad (num_tokens, kStreams, kStreams) fp32.
   __device__ static __forceinline__ void run(const void* grad, const void* x, const void* residual, const float* post,
                                              const float* comb, void* x_grad, void* residual_grad, float* post_grad,
-                                             float* comb_grad, void* ring, float* numbers, int block, int num_blocks,
-                                             int num_tokens, int hidden) {
+                                             float* comb_grad, void* ring, float* mixes, int64_t token, int hidden) {
     const int thread = threadIdx.x;
     const uint32_t own = shared_address(ring) + thread * 16;
-    const int num_tiles = (hidden + kThreads * kCount - 1) / (kThreads * kCount);
-    const int64_t stream_step = static_cast<int64_t>(num_blocks) * kStreams * hidden;
-    const int64_t token_step = static_cast<int64_t>(num_blocks) * hidden;
-
-    const __nv_bfloat16* sources[3];
-    sources[0] = static_cast<const __nv_bfloat16*>(grad) + static_cast<int64_t>(block) * kStreams * hidden;
-    sources[1] = static_cast<const __nv_bfloat16*>(x) + static_cast<int64_t>(block) * hidden;
-    sources[2] = static_cast<const __nv_bfloat16*>(residual) + static_cast<int64_t>(block) * kStreams * hidden;
-    int next_token = block, next_channel = thread * kCount;
+    const int end = (hidden + kThreads * kCount - 1) / (kThreads * kCount) * kThreads * kCount;
+    const __nv_bfloat16* grad_source = static_cast<const __nv_bfloat16*>(grad) + token * kStreams * hidden;
+    const __nv_bfloat16* x_source = static_cast<const __nv_bfloat16*>(x) + token * hidden;
+    const __nv_bfloat16* source = static_cast<const __nv_bfloat16*>(residual) + token * kStreams * hidden;
+    int next = thread * kCount;
     const auto start = [&](int stage) {
-      if (next_token < num_tokens) {
-        if (next_channel < hidden) {
-          const uint32_t target = own + stage * kStageBytes;
+      if (next < hidden) {
+        const uint32_t target = own + stage * kStageBytes;
 #pragma unroll
-          for (int i = 0; i < kStreams; ++i) {
-            copy_async(target + i * kThreads * 16, sources[0] + static_cast<int64_t>(i) * hidden + next_channel);
-          }
-          copy_async(target + kStreams * kThreads * 16, sources[1] + next_channel);
-#pragma unroll
-          for (int i = 0; i < kStreams; ++i) {
-            copy_async(target + (kStreams + 1 + i) * kThreads * 16,
-                       sources[2] + static_cast<int64_t>(i) * hidden + next_channel);
-          }
+        for (int i = 0; i < kStreams; ++i) {
+          copy_async(target + i * kThreads * 16, grad_source + static_cast<int64_t>(i) * hidden + next);
         }
-        next_channel += kThreads * kCount;
-        if (next_channel >= num_tiles * kThreads * kCount) {
-          next_channel = thread * kCount;
-          next_token += num_blocks;
-          sources[0] += stream_step;
-          sources[1] += token_step;
-          sources[2] += stream_step;
+        copy_async(target + kStreams * kThreads * 16, x_source + next);
+#pragma unroll
+        for (int i = 0; i < kStreams; ++i) {
+          copy_async(target + (kStreams + 1 + i) * kThreads * 16, source + static_cast<int64_t>(i) * hidden + next);
         }
       }
+      next += kThreads * kCount;
       commit_copies();
     };
 #pragma unroll 1
     for (int stage = 0; stage < kStages; ++stage) start(stage);
 
-    __nv_bfloat16* x_target = static_cast<__nv_bfloat16*>(x_grad) + static_cast<int64_t>(block) * hidden;
-    __nv_bfloat16* target =
-        static_cast<__nv_bfloat16*>(residual_grad) + static_cast<int64_t>(block) * kStreams * hidden;
-    if (thread < kMixes && block < num_tokens) numbers[thread] = load_mix(post, comb, block, thread);
+    if (thread < kStreams) {
+      mixes[thread] = post[token * kStreams + thread];
+    } else if (thread < kMixes) {
+      mixes[thread] = comb[token * kStreams * kStreams + thread - kStreams];
+    }
     __syncthreads();
-    int stage = 0, buffer = 0;
+    __nv_bfloat16* x_target = static_cast<__nv_bfloat16*>(x_grad) + token * hidden;
+    __nv_bfloat16* target = static_cast<__nv_bfloat16*>(residual_grad) + token * kStreams * hidden;
+    float sums[kMixes] = {};
+    int stage = 0;
 #pragma unroll 1
-    for (int token = block; token < num_tokens; token += num_blocks) {
-      const float* mixes = numbers + buffer * kMixes;
-      float* warp_sums = numbers + 2 * kMixes + buffer * kWarps * kMixes;
-      float next_mix = 0.0f;
-      if (thread < kMixes && token < num_tokens - num_blocks) {
-        next_mix = load_mix(post, comb, token + num_blocks, thread);
-      }
-      float sums[kMixes] = {};
+    for (int channel = thread * kCount; channel < end; channel += kThreads * kCount) {
+      wait_for_copies<kStages - 1>();
+      if (channel < hidden) {
+        const uint32_t from = own + stage * kStageBytes;
 #pragma unroll 1
-      for (int channel = thread * kCount; channel < num_tiles * kThreads * kCount; channel += kThreads * kCount) {
-        wait_for_copies<kStages - 1>();
-        if (channel < hidden) {
-          const uint32_t from = own + stage * kStageBytes;
-#pragma unroll 1
-          for (int part = 0; part < kCount; part += kPart) {
-            add_part(from + part * 2, mixes, sums, x_target + channel + part, target + channel + part, hidden);
-          }
-        }
-        start(stage);
-        stage = stage + 1 == kStages ? 0 : stage + 1;
-      }
-      store_warp_sums<kMixes>(sums, thread, warp_sums);
-      if (thread < kMixes) numbers[(buffer ^ 1) * kMixes + thread] = next_mix;
-      __syncthreads();
-      if (thread < kMixes) {
-        const float total = sum_warp_sums<kMixes, kWarps>(warp_sums, thread);
-        if (thread < kStreams) {
-          post_grad[static_cast<int64_t>(token) * kStreams + thread] = total;
-        } else {
-          comb_grad[static_cast<int64_t>(token) * kStreams * kStreams + thread - kStreams] = total;
+        for (int part = 0; part < kCount; part += kPart) {
+          add_part(from + part * 2, mixes, sums, x_target + channel + part, target + channel + part, hidden);
         }
       }
-      buffer ^= 1;
-      x_target += token_step;
-      target += stream_step;
+      start(stage);
+      stage = stage + 1 == kStages ? 0 : stage + 1;
+    }
+
+    float* warp_sums = mixes + kMixes;
+    store_warp_sums<kMixes>(sums, thread, warp_sums);
+    __syncthreads();
+    if (thread < kMixes) {
+      const float total = sum_warp_sums<kMixes, kWarps>(warp_sums, thread);
+      if (thread < kStreams) {
+        post_grad[token * kStreams + thread] = total;
+      } else {
+        comb_grad[token * kStreams * kStreams + thread - kStreams] = total;
+      }
     }
   }
 

@@ -16,6 +16,19 @@ _COUNT = {"fp32": 4, "bf16": 8, "fp16": 8}  # numbers of 16 bytes
 _VECTORS = {"fp32": 4, "bf16": 2, "fp16": 2}  # of a thread
 
 
+@T.macro
+def _make_numbers(numbers, keys, offset, chunk, count):
+    for i in T.unroll(count // 4):
+        T.call_extern(
+            "handle",
+            "tk::normal_x4",
+            T.address_of(keys[0]),
+            offset,
+            chunk * (count // 4) + i,
+            T.address_of(numbers[i * 4]),
+        )
+
+
 @kernel(
     axes=grid(kind=dtype_of("out", **_DTYPES), form=forms("aligned", "general")),
     pass_configs={
@@ -30,34 +43,33 @@ def randn(kind, form):
     each, by the method of Box and Muller. state lies on the GPU, so that a replayed CUDA graph may find another one.
     """
     count, vectors = _COUNT[kind], _VECTORS[kind]
+    tile = count * vectors * _THREADS
     size = T.dynamic("size", "int64")
 
     @T.prim_func
     def main(state: T.Tensor((2,), "int64"), out: T.Tensor((size,), _DTYPES[kind])):
         T.assume(size <= (1 << 41))
-        with T.Kernel(T.ceildiv(size, _THREADS * count * vectors), threads=_THREADS) as block:
+        with T.Kernel(T.ceildiv(size, tile), threads=_THREADS) as block:
             include("normal.cuh")
+            keys = T.alloc_local((20,), "uint32")
             numbers = T.alloc_local((count,), "float32")
-            key = T.alloc_var("int64")
             offset = T.alloc_var("int64")
-            key = state[0]
+            start = T.alloc_var("int64")
+            T.call_extern("handle", "tk::find_keys", state[0], T.address_of(keys[0]))
             offset = state[1]
-            for vector in T.unroll(vectors):
-                chunk = (T.cast(block, "int64") * vectors + vector) * _THREADS + T.get_thread_binding()
-                if chunk * count < size:
-                    for i in T.unroll(count // 4):
-                        T.call_extern(
-                            "handle",
-                            "tk::normal_x4",
-                            key,
-                            offset,
-                            chunk * (count // 4) + i,
-                            T.address_of(numbers[i * 4]),
-                        )
-                    if form == "aligned" and chunk * count + count <= size:
-                        for i in T.vectorized(count):
-                            out[chunk * count + i] = T.cast(numbers[i], _DTYPES[kind])
-                    else:
+            start = T.cast(block, "int64") * (vectors * _THREADS) + T.get_thread_binding()
+            # Without a test between them the calls of a thread overlap
+            if form == "aligned" and (T.cast(block, "int64") + 1) * tile <= size:
+                for vector in T.unroll(vectors):
+                    chunk = start + vector * _THREADS
+                    _make_numbers(numbers, keys, offset, chunk, count)
+                    for i in T.vectorized(count):
+                        out[chunk * count + i] = T.cast(numbers[i], _DTYPES[kind])
+            else:
+                for vector in T.serial(vectors):
+                    chunk = start + vector * _THREADS
+                    if chunk * count < size:
+                        _make_numbers(numbers, keys, offset, chunk, count)
                         for i in T.unroll(count):
                             if chunk * count + i < size:
                                 out[chunk * count + i] = T.cast(numbers[i], _DTYPES[kind])

@@ -161,8 +161,10 @@ FAKE cuDevicePrimaryCtxRetain(void** context, int device) {
   return kSuccess;
 }
 
+// Of a destroyed context the real driver (580.159) refuses the id; a call that goes on nevertheless ends the process.
 FAKE cuCtxGetDevice(int* device) {
   NEEDS_INIT;
+  if (current != nullptr && current->destroyed) std::abort();
   NEEDS_CONTEXT;
   *device = current->device;
   return kSuccess;

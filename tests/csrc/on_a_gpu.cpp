@@ -99,7 +99,9 @@ void run_contexts() {
     while (step != 2) std::this_thread::yield();
     show("destroyed, current in another thread", own->launch());
     step = 3;
-    const tilekernels::DeviceScope device(0);
+    void* previous = context;
+    show("entering the device", tk_enter_device(0, &previous));
+    std::printf("%s\n", previous == nullptr ? "nothing to restore" : "a destroyed context to restore");
     show("primary, after that", job.launch());
     std::printf("%s\n", job.is_right() ? "right" : "wrong");
   });

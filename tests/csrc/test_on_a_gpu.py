@@ -22,6 +22,8 @@ PRINTED = {
         "own: TK_OK",
         "own, in another thread: TK_OK",
         "destroyed, current in another thread: TK_CONTEXT_DESTROYED",
+        "entering the device: TK_OK",
+        "nothing to restore",
         "primary, after that: TK_OK",
         "right",
     ],

@@ -346,8 +346,8 @@ def train(
 
 @pytest.mark.parametrize(
     ("device", "num_tokens", "hidden", "repeat", "rate"),
-    # Plain torch itself diverges at 1280 channels with a rate of 16, and rattles at 0.5
-    [("cpu", 8, 16, 3, 0.2), pytest.param("cuda", 4096, 1280, 10, 0.08, marks=pytest.mark.gpu)],
+    # Plain torch itself diverges at 1280 channels with a rate of 16
+    [("cpu", 8, 16, 3, 0.2), pytest.param("cuda", 4096, 1280, 10, 1.0, marks=pytest.mark.gpu)],
     ids=["cpu", "cuda"],
 )
 @pytest.mark.parametrize("use_norm_weight", [False, True], ids=["plain", "norm_weight"])

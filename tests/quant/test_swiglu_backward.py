@@ -10,7 +10,7 @@ import torch
 
 from tests.quant.cast_cases import assert_same_sf
 from tests.quant.sizes import on_devices
-from tests.quant.swiglu_cases import GATES, filled_matrix, segments, token_alignment
+from tests.quant.swiglu_cases import GATES, fill_outputs, segments, token_alignment
 from tests.refusals import Refusal
 from tilekernels.layout import SfLayout
 from tilekernels.quant import swiglu_backward, swiglu_backward_and_per_token_cast, swiglu_forward
@@ -161,7 +161,7 @@ def test_padding_gets_zeros(
     grad = torch.randn((num_rows, 128), device=device).to(dtype)
     x[~valid], grad[~valid] = float("nan"), float("nan")
     options: dict[str, Any] = {"psum_num_tokens_per_expert": psum, "topk_weights": torch.rand(num_rows, device=device)}
-    monkeypatch.setattr(OPERATOR_FILE, "empty_matrix", filled_matrix)
+    fill_outputs(monkeypatch, OPERATOR_FILE, "_swiglu_backward", "_swiglu_backward_and_per_token_cast")
     with token_alignment(alignment):
         plain = swiglu_backward(x, grad, "bf16", **options, do_recompute=True)
         expected = swiglu_backward_ref(x, grad, "bf16", **options, do_recompute=True)

@@ -10,7 +10,7 @@ import torch
 
 from tests.quant.cast_cases import assert_same_sf
 from tests.quant.sizes import on_devices
-from tests.quant.swiglu_cases import GATES, filled_matrix, segments, token_alignment
+from tests.quant.swiglu_cases import GATES, fill_outputs, segments, token_alignment
 from tests.refusals import Refusal
 from tilekernels.layout import SfLayout
 from tilekernels.quant import per_token_cast, swiglu_forward, swiglu_forward_and_per_token_cast
@@ -164,7 +164,7 @@ def test_rows_of_no_expert_are_left_alone(
     options: dict[str, Any] = {"psum_num_tokens_per_expert": psum, "topk_weights": torch.rand(num_rows, device=device)}
     count = torch.tensor([1, 10, 100, 1000], device=device)
     expected_count = count.clone()
-    monkeypatch.setattr(OPERATOR_FILE, "empty_matrix", filled_matrix)
+    fill_outputs(monkeypatch, OPERATOR_FILE, "_swiglu_forward", "_swiglu_forward_and_per_token_cast")
     with token_alignment(alignment):
         out = swiglu_forward(x, "bf16", **options, clamp_value=0.5, clamped_count=count)
         expected = swiglu_forward_ref(x, "bf16", **options, clamp_value=0.5, clamped_count=expected_count)

@@ -6,8 +6,10 @@ Measured on the smallest call of each operator. What happens once in a process i
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -15,11 +17,13 @@ import tempfile
 import time
 import timeit
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+from .._outputs import is_request
 from .cases import Call, find_calls
 
-__all__ = ["measure_host", "measure_import", "run_python", "time_statement"]
+__all__ = ["measure_host", "measure_import", "record_launches", "run_python", "time_statement"]
 
 _BURST, _ROUNDS = 50, 30  # calls between two synchronisations, so that the queue never fills; and how often
 _PROCESSES = 3  # for what is measured once in a process; the median counts
@@ -61,7 +65,46 @@ def _measure_calls(call: Call) -> dict[str, float]:
     times = {"call_us": time_statement(functools.partial(call.operator, **kwargs))}
     if kwargs.get("out") is None and "out" in inspect.signature(call.operator).parameters:
         times["out_us"] = time_statement(functools.partial(call.operator, **{**kwargs, "out": result}))
+    launches = record_launches(functools.partial(call.operator, **kwargs))
+    if launches:
+        times["entry_us"] = sum(time_statement(functools.partial(entry, *args)) for entry, args in launches)
     return times
+
+
+def record_launches(run: Callable[[], object]) -> list[tuple[Callable[..., object], tuple[Any, ...]]]:
+    """(function of tilekernels._C, its arguments) of each kernel that a call runs, outputs that it asks for given.
+
+    Calling those again is what a call costs below Python: reading tensors, checks, and the launch.
+    """
+    extension = importlib.import_module("tilekernels._C")
+    found: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+
+    def recorder(launch: Any) -> Any:
+        def record(*args: Any) -> Any:
+            result = launch(*args)
+            outputs = iter(result if isinstance(result, tuple) else (result,))
+            complete = tuple(next(outputs) if is_request(value) else value for value in args)
+            found.append((getattr(extension, launch.__name__), complete))
+            return result
+
+        record.check = launch.check  # type: ignore[attr-defined]
+        return record
+
+    replaced = [
+        (module, name, value)
+        for module in list(sys.modules.values())
+        if getattr(module, "__name__", "").startswith("tilekernels.")
+        for name, value in list(vars(module).items())
+        if hasattr(value, "check") and hasattr(extension, getattr(value, "__name__", ""))
+    ]
+    for module, name, value in replaced:
+        setattr(module, name, recorder(value))
+    try:
+        run()
+    finally:
+        for module, name, value in replaced:
+            setattr(module, name, value)
+    return found
 
 
 def time_statement(
@@ -83,12 +126,19 @@ def time_statement(
 
 
 def run_python(*arguments: str) -> str:
-    """Output of a fresh interpreter, started in an empty folder so that only the installed package can be found."""
+    """Output of a fresh interpreter, started in an empty folder; it finds this package, wherever that was found."""
+    paths = [str(Path(__file__).resolve().parents[2]), *map(os.path.abspath, _python_path())]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, *arguments]
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"a measuring process failed:\n{done.stderr}")
     return done.stdout
+
+
+def _python_path() -> list[str]:
+    return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
 def _measure_first_calls(state: str, names: Sequence[str]) -> dict[str, float]:

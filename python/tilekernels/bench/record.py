@@ -17,18 +17,20 @@ _COPY_BYTES = 2 << 30
 
 
 class Record:
-    """Writes one JSON object a line to the end of a file, or to the given streams."""
+    """Writes one JSON object a line to the end of a file, if one is named, and to the given streams."""
 
     def __init__(self, file: Path | None, *streams: TextIO) -> None:
-        self._streams = list(streams)
+        self._file, self._streams = file, streams
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
-            self._streams.append(file.open("a"))
 
     def write(self, **fields: Any) -> None:
         line = json.dumps(_rounded(fields))
         for stream in self._streams:
             print(line, file=stream, flush=True)
+        if self._file is not None:
+            with self._file.open("a") as stream:
+                print(line, file=stream)
 
 
 def describe_machine() -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ._tables import make_console, make_table
@@ -23,6 +24,8 @@ __all__ = ["bench_command"]
 
 _PEERS = ("torch", "compile", "triton")
 _LONG_US = 20  # from which on two timings of a call have to agree
+_NAME_WIDTH = 44
+_PIPE_WIDTH, _PEER_WIDTH = 160, 20  # of what no terminal folds; each peer is a column more
 _NO_GPU = (
     "no CUDA GPU here, so that nothing is measured ({why}). On a GPU these {count} calls would be timed, each beside "
     "what the card can do with as many bytes:"
@@ -149,8 +152,6 @@ def _run(
 def _progress() -> Progress:
     """A bar on standard error, so that the table can be piped; nothing where that is no terminal."""
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-    from rich.console import Console
-
     return Progress(*columns, console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty())
 
 
@@ -166,6 +167,7 @@ def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
         *(f"{name} us" for name in peers),
         *(["baseline us"] if has_baseline else []),
     )
+    table.columns[0].min_width = _NAME_WIDTH
     for column in table.columns[1:]:
         column.justify = "right"
         column.no_wrap = True
@@ -178,6 +180,8 @@ def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
             cells.append(_beside(row.get("baseline_us"), row["us"]) + mark)
         table.add_row(*cells)
     console = make_console()
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH + _PEER_WIDTH * len(peers)
     console.print(table)
     for name in peers:
         for row in timed:
@@ -232,7 +236,7 @@ def _run_host(calls: Iterable[Call], json_file: Path | None) -> None:
     from ..bench.record import Record
 
     record = Record(json_file)
-    table = make_table("call", "us a call", "with out", "first call, cold us", "preloaded us")
+    table = make_table("call", "us a call", "with out", "below Python", "first, cold", "preloaded")
     for column in table.columns[1:]:
         column.justify = "right"
     for row in measure_host(list(calls)):
@@ -240,7 +244,7 @@ def _run_host(calls: Iterable[Call], json_file: Path | None) -> None:
         if row["stage"] == "import":
             click.echo(f"import tilekernels and every family, beyond import torch: {row['ms']:.1f} ms")
             continue
-        columns = ("call_us", "out_us", "cold_us", "preloaded_us")
+        columns = ("call_us", "out_us", "entry_us", "cold_us", "preloaded_us")
         table.add_row(_name(row), *(_us(row.get(name)) for name in columns))
     make_console().print(table)
 

@@ -81,10 +81,13 @@ def copy_time_us(num_bytes: int) -> float:
     return kernel_time_us(lambda: target.copy_(source))
 
 
-def time_kernels(fns: Sequence[Callable[[], object]], total_us: float = _TOTAL_US) -> list[Timing]:
+def time_kernels(
+    fns: Sequence[Callable[[], object]], total_us: float = _TOTAL_US, warmup_us: float = 0.0
+) -> list[Timing]:
     """The timing of each function, all under one start of the profiler, which costs more than most of the calls.
 
-    Each is called twice, then as often as fits in total_us of its own time, between 10 and 50 times, with a flushed L2.
+    Each is called twice and then for warmup_us, then as often as fits in total_us of its own time, between 10 and 50
+    times, with a flushed L2.
     """
     flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     marker = torch.ones(1, device="cuda")
@@ -92,7 +95,10 @@ def time_kernels(fns: Sequence[Callable[[], object]], total_us: float = _TOTAL_U
     for fn in fns:
         for _ in range(_WARMUP_CALLS):
             fn()
-        repeats.append(_choose_repeats(event_time_us(fn, repeats=1, flush=flush), total_us))
+        us = event_time_us(fn, repeats=1, flush=flush)
+        repeats.append(_choose_repeats(us, total_us))
+        for _ in range(int(warmup_us / max(us, 1.0))):
+            fn()
 
     def work() -> None:
         for fn, count in zip(fns, repeats, strict=True):
