@@ -2,17 +2,18 @@
 
 import tilelang.language as T
 
-from ..declare import kernel
+from ..declare import forms, grid, kernel
 
 _THREADS = 128
 _IN_FLIGHT = 8  # rows of a thread
 _PASS_CONFIGS = {"tl.disable_safe_memory_legalize": True}  # bounds are tested by hand
 
 
-@kernel(pass_configs=_PASS_CONFIGS)
-def mhc_fn_normw_merge_fwd():
-    """Write each row of fn times normw to out_fn. A thread per column."""
+@kernel(axes=grid(form=forms("aligned", "general")), pass_configs=_PASS_CONFIGS)
+def mhc_fn_normw_merge_fwd(form):
+    """Write each row of fn times normw to out_fn."""
     num_rows, num_columns = T.dynamic("num_rows"), T.dynamic("num_columns")
+    numbers = 4 if form == "aligned" else 1  # of a thread
 
     @T.prim_func
     def main(
@@ -20,13 +21,16 @@ def mhc_fn_normw_merge_fwd():
         normw: T.Tensor((num_columns,), "float32"),
         out_fn: T.Tensor((num_rows, num_columns), "float32"),
     ):
-        with T.Kernel(T.ceildiv(num_columns, _THREADS) * num_rows, threads=_THREADS) as block:
+        if form == "aligned":
+            T.assume(num_columns % numbers == 0)
+        with T.Kernel(T.ceildiv(num_columns, _THREADS * numbers) * num_rows, threads=_THREADS) as block:
             row = T.alloc_var("int32")
-            column = T.alloc_var("int32")
-            row = T.truncdiv(block, T.ceildiv(num_columns, _THREADS))
-            column = T.truncmod(block, T.ceildiv(num_columns, _THREADS)) * _THREADS + T.get_thread_binding()
-            if column < num_columns:
-                out_fn[row, column] = fn[row, column] * normw[column]
+            chunk = T.alloc_var("int32")
+            row = T.truncdiv(block, T.ceildiv(num_columns, _THREADS * numbers))
+            chunk = T.truncmod(block, T.ceildiv(num_columns, _THREADS * numbers)) * _THREADS + T.get_thread_binding()
+            if chunk * numbers < num_columns:
+                for i in T.vectorized(numbers):
+                    out_fn[row, chunk * numbers + i] = fn[row, chunk * numbers + i] * normw[chunk * numbers + i]
 
     return main
 

@@ -17,7 +17,7 @@ _THREADS = 128
 # Channels of a thread at a time, and how many times over by dtype; aligned blocks that a multiprocessor shall hold
 _CHANNELS = 8
 _STEPS = {"bf16": 2, "fp32": 1}
-_MIN_BLOCKS = 12
+_MIN_BLOCKS = 10
 
 
 @T.macro

@@ -239,8 +239,10 @@ def test_call_is_captured_in_a_graph_after_preload(case: BenchCase) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = operator.call(**kwargs)
+    given = {x.untyped_storage().data_ptr() for x in tensors_in(kwargs)}
     for x in tensors_in(result):
-        x.untyped_storage().fill_(0xA5)  # what is compared afterwards was written by the replay
+        if x.untyped_storage().data_ptr() not in given:  # RMSNorm's z without a residual is x itself
+            x.untyped_storage().fill_(0xA5)  # what is compared afterwards was written by the replay
     torch.manual_seed(1)
     graph.replay()
     assert_same_results((result, tensors_in(kwargs)), expected, case.max_diff)

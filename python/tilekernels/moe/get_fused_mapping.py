@@ -8,7 +8,7 @@ import torch
 
 from .._dispatch import is_dynamo_compiling, kernel
 from ..config import num_sms_for
-from ..errors import argument_error, check_int
+from ..errors import argument_error, check_int, shape_of
 from ..layout import ceildiv
 from ..testing.cases import BenchCase
 from ._cases import TOP6_OF_RANK, TOP8_OF_RANK, Routing
@@ -54,8 +54,7 @@ def get_fused_mapping(
     check_int(_NAME, "num_experts", num_experts, 1, MAX_EXPERTS)
     check_int(_NAME, "num_expanded_tokens", num_expanded_tokens, 0, _MAX_INT32)
     check_int(_NAME, "alignment", alignment, 1, _MAX_INT32)
-    _get_fused_mapping.check(topk_idx, None, None, None, None, None, None, None, None, alignment)
-    num_tokens, num_topk = topk_idx.shape
+    num_tokens, num_topk = shape_of(_NAME, "topk_idx", topk_idx, 2)
     most = num_tokens * num_topk + (alignment - 1) * num_experts
     if most > _MAX_INT32:
         raise argument_error(_NAME, "alignment", "keep all positions below 2147483648", alignment)
