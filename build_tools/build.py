@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import fnmatch
 import json
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -205,8 +206,9 @@ def trace_all(variants: Sequence[Variant], run: Run) -> list[tuple[Variant, Trac
     traced: list[tuple[Variant, TracedVariant]] = []
     for index, variant in enumerate(variants):
         new, content = outcomes.get(index), files[index]
-        seconds = round(new.seconds, 3) if new else 0.0
-        run.report.traces.append(TraceTime(variant.kernel, variant.id, variant.arch, seconds, cached=new is None))
+        seconds, cpu_seconds = (round(new.seconds, 3), round(new.cpu_seconds, 3)) if new else (0.0, 0.0)
+        time_taken = TraceTime(variant.kernel, variant.id, variant.arch, seconds, new is None, cpu_seconds)
+        run.report.traces.append(time_taken)
         if content is not None:
             traced.append((variant, _from_files(content)))
             run.store.write_variant(traced[-1][1])
@@ -319,6 +321,7 @@ def _started(options: Options, console: Console) -> Iterator[Run]:
     """The store locked for this run, and rid of the failures of the last one."""
     store = Store(options.store)
     report = Report(options.profile.name, options.archs or options.profile.archs, options.store)
+    cpu_before = _cpu_seconds()
     with store.locked(console.print):
         store.remove_failed()
         executor = make_executor(options.executor, options.jobs, options.patience)
@@ -327,6 +330,13 @@ def _started(options: Options, console: Console) -> Iterator[Run]:
         finally:
             executor.close()
         report.changed = store.changed
+        report.cpu_seconds = _cpu_seconds() - cpu_before
+
+
+def _cpu_seconds() -> float:
+    """User and system time of this process and of those that it waited for."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 @contextlib.contextmanager

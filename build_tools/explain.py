@@ -76,6 +76,9 @@ def _explain_axis(axis: Axis, kernel: Kernel, profile: Profile, variants: Sequen
     if narrowed is not None:
         place = profile.place(axis.name, kernel.name) or _profile_name(profile)
         source = f"from {place}, of {_values(axis.values)} in {declared}"
+    elif axis.kind == "forms" and profile.is_general(kernel):
+        place = profile.place("forms") or _profile_name(profile)
+        source = f"the last form of each combination, by {place}, of {_values(axis.values)} in {declared}"
     elif len(kept) < len(axis.values):
         source = f"what is left of {_values(axis.values)} in {declared}"
     else:

@@ -96,9 +96,7 @@ def plan_left_out(planned: Sequence[Variant], root: Path | None = None) -> list[
 
 
 def _variants(kernel: Kernel, profile: Profile, archs: list[str], root: Path) -> list[Variant]:
-    configs = [
-        (position, config) for position, config in enumerate(kernel.configs()) if profile.keeps(kernel.name, config)
-    ]
+    configs = profile.configs(kernel)
     if not configs:
         raise profile.error(kernel.name, "leaves no config; keep more values or exclude the kernel under [operators]")
     variants = []

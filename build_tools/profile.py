@@ -1,6 +1,7 @@
 """Profiles: TOML files that say which GPUs, kernels and axis values a build holds.
 
 archs = ["sm_90a"]
+forms = "general"                           # of each combination of values only the form that takes every call
 [operators]
 include = ["quant.*", "moe.topk_gate"]      # patterns on <family>.<kernel>; everything when left out
 exclude = []
@@ -28,11 +29,13 @@ from .kernel_files import REPOSITORY
 tomllib: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 
 PROFILES_FOLDER = REPOSITORY / "profiles"
+FORMS = ("all", "general")
 
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """A checked profile. `narrowed` maps a kernel to the values kept of some of its axes."""
+    """A checked profile. `narrowed` maps a kernel to the values kept of some of its axes; where it names the kernel's
+    forms, `forms` does not count."""
 
     name: str
     archs: tuple[str, ...]
@@ -40,6 +43,7 @@ class Profile:
     exclude: tuple[str, ...] = ()
     narrowed: Mapping[str, Mapping[str, tuple[AxisValue, ...]]] = dataclasses.field(default_factory=dict)
     file: Path | None = None
+    forms: str = "all"  # or "general": of each combination of values the last form alone
 
     def selects(self, kernel: str) -> bool:
         """Whether the kernel is built at all."""
@@ -60,6 +64,22 @@ class Profile:
     def keeps(self, kernel: str, config: Mapping[str, AxisValue]) -> bool:
         """Whether this config of a selected kernel is built."""
         return all(config[axis] in values for axis, values in self.narrowed.get(kernel, {}).items())
+
+    def configs(self, kernel: Kernel) -> list[tuple[int, dict[str, AxisValue]]]:
+        """The configs of a selected kernel that are built, each with its position in the grid."""
+        kept = [(at, config) for at, config in enumerate(kernel.configs()) if self.keeps(kernel.name, config)]
+        if not self.is_general(kernel):
+            return kept
+        order = {axis.name: axis.values for axis in kernel.axes if axis.kind == "forms"}
+        last: dict[Any, tuple[int, dict[str, AxisValue]]] = {}
+        for at, config in sorted(kept, key=lambda each: [order[name].index(each[1][name]) for name in order]):
+            last[tuple(value for name, value in config.items() if name not in order)] = (at, config)
+        return sorted(last.values(), key=lambda each: each[0])
+
+    def is_general(self, kernel: Kernel) -> bool:
+        """Whether this profile's `forms` decides the forms of a kernel: not where a table names them."""
+        named = self.narrowed.get(kernel.name, {})
+        return self.forms == "general" and not any(axis.kind == "forms" and axis.name in named for axis in kernel.axes)
 
     def check_against(self, kernels: Mapping[str, Kernel]) -> None:
         """Raise PlanError for a pattern that matches no kernel, an unknown kernel, axis or value."""
@@ -132,6 +152,9 @@ def load_profile(path_or_name: str | Path) -> Profile:
     if not archs:
         raise fail("archs", "must name at least one GPU")
     check_archs(archs, lambda problem: fail("archs", problem))
+    forms = content.pop("forms", "all")
+    if forms not in FORMS:
+        raise fail("forms", f"must be one of {', '.join(map(repr, FORMS))}, got {forms!r}")
     operators = content.pop("operators", {})
     if not isinstance(operators, dict):
         raise fail("operators", "must be a table with include and exclude")
@@ -139,7 +162,7 @@ def load_profile(path_or_name: str | Path) -> Profile:
         raise fail(key, "unknown key; allowed: include, exclude", "operators")
     include = _texts(operators.get("include", ["*"]), "include", '["quant.*"]', fail, "operators")
     exclude = _texts(operators.get("exclude", []), "exclude", '["quant.*"]', fail, "operators")
-    return Profile(file.stem, archs, include, exclude, _narrowed(content, fail), file)
+    return Profile(file.stem, archs, include, exclude, _narrowed(content, fail), file, forms)
 
 
 def _read_text(file: Path) -> str:
@@ -178,7 +201,8 @@ def _narrowed(content: dict[str, Any], fail: Any) -> dict[str, dict[str, tuple[A
     for kernel, axes in content.items():
         if not isinstance(axes, dict) or not re.fullmatch(r"\w+\.\w+", kernel):
             raise fail(
-                kernel, 'unknown key; allowed: archs, [operators] and tables of kernels, quoted: ["<family>.<kernel>"]'
+                kernel,
+                'unknown key; allowed: archs, forms, [operators] and tables of kernels, quoted: ["<family>.<kernel>"]',
             )
         for axis, values in axes.items():
             if not isinstance(values, list) or not all(isinstance(value, int | str) for value in values):

@@ -31,6 +31,7 @@ class TraceTime:
     arch: str
     seconds: float
     cached: bool
+    cpu_seconds: float = 0.0
 
 
 @dataclasses.dataclass
@@ -41,6 +42,7 @@ class Report:
     archs: tuple[str, ...]
     store: Path
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    cpu_seconds: float = 0.0  # of all processes on this machine
     traces: list[TraceTime] = dataclasses.field(default_factory=list)
     units: list[UnitResult] = dataclasses.field(default_factory=list)
     failures: list[Failure] = dataclasses.field(default_factory=list)
@@ -65,6 +67,7 @@ def to_dict(report: Report) -> dict[str, Any]:
         "store": str(report.store),
         "ok": not report.failures,
         "seconds": {name: round(seconds, 3) for name, seconds in report.seconds.items()},
+        "cpu_seconds": round(report.cpu_seconds, 3),
         "variants": report.num_variants,
         "operators": [dataclasses.asdict(row) for row in _rows(report)],
         "traces": [dataclasses.asdict(trace) for trace in report.traces],
@@ -142,6 +145,7 @@ class _Row:
     kernel: str
     variants: int
     trace_seconds: float
+    trace_cpu_seconds: float
     compile_seconds: float
     bytes: int
     max_registers: int
@@ -162,6 +166,7 @@ def _row(kernel: str, report: Report) -> _Row:
         kernel=kernel,
         variants=len(traces) or sum(len(result.unit.variants) for result in units),
         trace_seconds=round(sum(trace.seconds for trace in traces), 3),
+        trace_cpu_seconds=round(sum(trace.cpu_seconds for trace in traces), 3),
         compile_seconds=round(sum(result.seconds for result in units), 3),
         bytes=sum(len(result.compiled.cubin) for result in units if result.compiled),
         max_registers=max((usage.registers for usage in usages), default=0),

@@ -43,6 +43,7 @@ class Outcome:
     output: str
     seconds: float
     died: bool = False  # the worker did, of something else than the time limit
+    cpu_seconds: float = 0.0  # of the worker, which on a busy machine says more; 0 where nobody counted
 
 
 def run_in_workers(
@@ -116,9 +117,10 @@ class _Worker:
         seconds = time.monotonic() - self.started
         try:
             if self.connection.poll():
-                value, error, worded, output = self.connection.recv()
+                value, error, worded, output, cpu_seconds = self.connection.recv()
                 self.idle = True
-                return Outcome(self.index, value, error, worded, output, seconds), True
+                outcome = Outcome(self.index, value, error, worded, output, seconds, cpu_seconds=cpu_seconds)
+                return outcome, True
         except (EOFError, OSError):
             pass
         died = not self.process.is_alive() or seconds < timeout
@@ -160,10 +162,12 @@ def _serve(connection: Connection, function: Callable[[Any], Any], log_name: str
             item = connection.recv()
             os.ftruncate(log, 0)
             os.lseek(log, 0, os.SEEK_SET)
+            start = time.process_time()
             value, error, worded = attempt(function, item)
+            cpu_seconds = time.process_time() - start
             sys.stdout.flush()
             sys.stderr.flush()
-            connection.send((value, error, worded, Path(log_name).read_text(errors="replace")))
+            connection.send((value, error, worded, Path(log_name).read_text(errors="replace"), cpu_seconds))
 
 
 def _end_with_parent() -> None:

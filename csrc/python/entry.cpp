@@ -85,9 +85,9 @@ PyMethodDef fastcall_method(const std::string& name, PyObject* (*function)(PyObj
 
 }  // namespace
 
-std::vector<Entry*> make_entries() {
+std::vector<Entry*> make_entries(int32_t first) {
   std::vector<Entry*> entries;
-  for (int32_t i = 0; i < tk_num_kernels(); ++i) entries.push_back(make_entry(tk_kernel_at(i)));
+  for (int32_t i = first; i < tk_num_kernels(); ++i) entries.push_back(make_entry(tk_kernel_at(i)));
   return entries;
 }
 

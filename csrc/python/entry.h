@@ -33,9 +33,9 @@ struct Entry {
   PyMethodDef call_method{}, check_method{};
 };
 
-// All kernels of the library; throws std::runtime_error for one that this module cannot call. Entries live as long as
-// the process: Python functions point to them.
-std::vector<Entry*> make_entries();
+// The kernels of the library and its packs from number `first` on; throws std::runtime_error for one that this module
+// cannot call. Entries live as long as the process: Python functions point to them.
+std::vector<Entry*> make_entries(int32_t first);
 
 // Adds both functions of each entry to a module. False: a Python error is set.
 bool add_functions(PyObject* module, const std::vector<Entry*>& entries);

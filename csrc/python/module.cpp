@@ -98,9 +98,17 @@ py::list packs() {
   return result;
 }
 
-void load_pack(const std::string& path) {
+// Functions for the kernels that have none yet: at import all, later those that a pack brought (they come last).
+void add_new_functions(py::handle module) {
+  static int32_t num_known = 0;
+  const std::vector<Entry*> entries = make_entries(num_known);
+  num_known += static_cast<int32_t>(entries.size());
+  if (!add_functions(module.ptr(), entries)) throw py::error_already_set();
+}
+
+void load_pack(py::handle module, const std::string& path) {
   const tk_status status = tk_load_pack(path.c_str());
-  if (status == TK_OK) return;
+  if (status == TK_OK) return add_new_functions(module);
   raise_status(status);
   throw py::error_already_set();
 }
@@ -131,9 +139,11 @@ PYBIND11_MODULE(_C, module, py::multiple_interpreters::not_supported()) {
   module.def("covers", &covers, py::arg("kernel"), py::arg("axes"), py::arg("arch") = py::none());
   module.def("archs", &archs);
   module.def("packs", &packs, "Paths of the overlay packs that are loaded");
-  module.def("load_pack", &load_pack, py::arg("path"));
+  // by its plain address: a reference from a function of the module to the module would keep both alive for ever
+  const py::handle self = module;
+  module.def("load_pack", [self](const std::string& path) { load_pack(self, path); }, py::arg("path"));
   module.def("version", [] { return py::str(tk_version()); });
-  if (!add_functions(module.ptr(), make_entries())) throw py::error_already_set();
+  add_new_functions(module);
 }
 
 }  // namespace tk::python

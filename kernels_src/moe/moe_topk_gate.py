@@ -164,14 +164,6 @@ def moe_topk_gate_forward(form):
                 is_image = False
                 if not T.isnullptr(image_token_mask.data):
                     is_image = image_token_mask[token]
-                for j in T.unroll(slots):
-                    offsets[j] = T.float32(0)
-                if is_image:
-                    if not T.isnullptr(image_bias.data):
-                        load_offsets(offsets, slots, image_bias, experts, lane)
-                else:
-                    if not T.isnullptr(bias.data):
-                        load_offsets(offsets, slots, bias, experts, lane)
                 expert[0] = -1
                 score[0] = T.float32(0)
                 if is_active and not is_random:
@@ -185,6 +177,15 @@ def moe_topk_gate_forward(form):
                                 if given >= T.int64(0) and given < T.cast(experts, "int64"):
                                     expert[0] = T.cast(given, "int32")
                     else:
+                        # Behind the scores, which leave no registers for them
+                        for j in T.unroll(slots):
+                            offsets[j] = T.float32(0)
+                        if is_image:
+                            if not T.isnullptr(image_bias.data):
+                                load_offsets(offsets, slots, image_bias, experts, lane)
+                        else:
+                            if not T.isnullptr(bias.data):
+                                load_offsets(offsets, slots, bias, experts, lane)
                         for j in T.unroll(slots):
                             values[j] = _rounded("sum", values[j], offsets[j])
                         rank_keys(keys, slots, values, experts, lane)

@@ -107,17 +107,14 @@ def preload(names: str | Sequence[str] | None = None, device: "int | str | torch
 
 
 def load_pack(path: "str | os.PathLike[str]") -> None:
-    """Adds an overlay pack (`make pack`): variants that this build lacks, of kernels that it has.
+    """Adds an overlay pack (`make pack`): variants and whole kernels that this build lacks.
 
     Calls that find nothing here are tried there, with the same checks. Packs in TILEKERNELS_PACK_PATH are loaded by
-    themselves, and may bring kernels of their own. Raises ArgumentError for a file that is no pack of this version.
+    themselves. Raises ArgumentError for a file that is no pack of this version.
     """
-    from ._dispatch import load_extension
+    from ._dispatch import load_pack as load
 
-    extension = load_extension()
-    if extension is None:
-        raise NotBuiltError("tilekernels.load_pack: tilekernels._C was never built here; install a wheel")
-    extension.load_pack(os.fspath(path))
+    load(os.fspath(path))
 
 
 def covers(kernel: str, arch: str | None = None, **axes: Any) -> bool:

@@ -81,6 +81,19 @@ def preload_kernels(names: Sequence[str] | None, device: int | str | torch.devic
     extension.preload(None if names is None else list(names), _device_index(device))
 
 
+def load_pack(path: str) -> None:
+    """`tilekernels.load_pack`. Kernels that only the pack has take the place of what stood for them so far."""
+    extension = load_extension()
+    if extension is None:
+        raise NotBuiltError(f"tilekernels.load_pack: {_NOT_BUILT}")
+    extension.load_pack(path)
+    _table.cache_clear()
+    for name in _UNBUILT.keys() & _table().keys() - _LATE.keys():
+        _LATE[name] = kernel(name, _UNBUILT[name])
+
+
+_UNBUILT: dict[str, Callable[..., None]] = {}  # operators whose kernels this build lacks, with their references
+_LATE: dict[str, Launch] = {}  # those of them that a pack brought
 _OPERATORS: dict[str, Callable[..., None]] = {}
 _PARAMS: dict[str, Sequence[Mapping[str, Any]]] = {}
 _CHECKS: dict[str, Callable[..., None]] = {}
@@ -136,9 +149,17 @@ def _check_fallback(name: str, args: Sequence[Any]) -> None:
 
 def _make_unbuilt(name: str, cpu: Callable[..., None]) -> Launch:
     """The operator in a build that lacks its kernel: the reference on CPU, an error that helps on a GPU."""
+    _UNBUILT[name] = cpu
 
     def launch(*args: Any) -> Any:
-        return _run_operator(run, _no_check, args)
+        late = _LATE.get(name)
+        return _run_operator(run, _no_check, args) if late is None else late(*args)
+
+    def check(*args: Any) -> None:
+        """Without the extension's table there is nothing to check against."""
+        late = _LATE.get(name)
+        if late is not None:
+            late.check(*args)
 
     def run(*args: Any) -> None:
         devices = {value.device.type for value in args if isinstance(value, torch.Tensor)}
@@ -148,7 +169,7 @@ def _make_unbuilt(name: str, cpu: Callable[..., None]) -> Launch:
         elif devices != {"meta"}:
             raise NotBuiltError(_explain_unbuilt(name))
 
-    return _as_launch(launch, _no_check, name)
+    return _as_launch(launch, check, name)
 
 
 def _explain_unbuilt(name: str) -> str:
@@ -165,7 +186,7 @@ def _explain_unbuilt(name: str) -> str:
 
 
 def _no_check(*args: Any) -> None:
-    """Without the extension's table there is nothing to check against."""
+    """For `_run_operator`, where no extension knows the kernel."""
 
 
 def _as_launch(launch: Callable[..., Any], check: Callable[..., None], name: str) -> Launch:

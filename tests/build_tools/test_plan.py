@@ -105,6 +105,47 @@ def test_shipped_profiles(name: str) -> None:
     assert len({found.symbol for found in variants}) == len(variants)
 
 
+def test_general_forms_alone_hold_every_combination() -> None:
+    every, general = (plan(Profile("test", ("sm_90a",), forms=forms), root=KERNELS) for forms in ("all", "general"))
+
+    def key(found: Variant) -> tuple[object, ...]:
+        return found.kernel, *(pair for pair in found.config if pair[0] != "form")
+
+    assert [key(found) for found in general] == list(dict.fromkeys(map(key, every)))
+    assert {dict(found.config).get("form", "general") for found in general} == {"general"}
+    assert general == [found for found in every if found in general]  # the same variants, in the same order
+
+
+def test_a_table_that_names_forms_keeps_them() -> None:
+    narrowed = {"tiny.vector_copy": {"form": ("aligned", "general")}}
+    planned = plan(Profile("test", ("sm_90a",), forms="general", narrowed=narrowed), root=KERNELS)
+    copies = [found for found in planned if found.kernel == "tiny.vector_copy"]
+    assert {dict(found.config)["form"] for found in copies} == {"aligned", "general"}
+
+
+def test_smoke_holds_every_combination_of_the_default_profile_in_less_than_half_the_variants() -> None:
+    forms = {
+        name: {axis.name for axis in kernel.axes if axis.kind == "forms"} for name, kernel in load_kernels().items()
+    }
+
+    def keys(name: str) -> set[object]:
+        return {
+            (found.kernel, *(pair for pair in found.config if pair[0] not in forms[found.kernel]))
+            for found in plan(load_profile(name))
+        }
+
+    assert keys("smoke") == keys("default")
+    assert 2 * len(plan(load_profile("smoke"))) < len(plan(load_profile("default")))
+
+
+def test_the_worked_example_is_a_part_of_the_default_profile() -> None:
+    example, default = plan(load_profile("deepseek_v3")), plan(load_profile("default"))
+    assert set(example) < set(default)
+    casts = [dict(found.config) for found in example if found.kernel == "quant.per_token_cast"]
+    assert {(config["fmt"], config["stochastic"]) for config in casts} == {("e4m3", False)}
+    assert "moe.aux_fi" not in {found.kernel for found in example}
+
+
 # ---- what a profile may say ------------------------------------------------------------------------------------------
 
 
@@ -117,7 +158,8 @@ def test_shipped_profiles(name: str) -> None:
         ("[operators]\ninclude = ['tiny.*']", "own.toml: archs: must be a list of strings such as"),
         ("archs = []", "own.toml:1: archs: must name at least one GPU"),
         ("archs = ['sm_75']", "own.toml:1: archs: unknown arch 'sm_75'; allowed: sm_80"),
-        ("archs = ['sm_80']\nfast = true", "own.toml:2: fast: unknown key; allowed: archs, [operators] and tables"),
+        ("archs = ['sm_80']\nfast = true", "own.toml:2: fast: unknown key; allowed: archs, forms, [operators] and"),
+        ("archs = ['sm_80']\nforms = 'aligned'", "own.toml:2: forms: must be one of 'all', 'general', got 'aligned'"),
         ("archs = ['sm_80']\n[operators]\nonly = ['a']", "own.toml:3: [operators] only: unknown key; allowed: include"),
         ("archs = ['sm_80']\n[operators]\ninclude = 'a'", "own.toml:3: [operators] include: must be a list of strings"),
         ("archs = ['sm_80']\n[operators]\ninclude = ['moe.*']", "'moe.*' matches no kernel; kernels: tiny.bulk, "),

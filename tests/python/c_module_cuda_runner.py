@@ -134,6 +134,7 @@ def main() -> None:
         "Subclass": Subclass,
         "unreadable": unreadable,
     }
+    names |= {"module": module, "path": sys.argv[2] if len(sys.argv) > 2 else ""}
     names |= {"CPU": CPU, "describe": lambda value: (type(value).__name__, list(value.view.shape[: value.view.ndim]))}
     answers |= {name: evaluate(expression, names) for name, expression in json.load(sys.stdin).items()}
     driver = ctypes.CDLL("libcuda.so.1")

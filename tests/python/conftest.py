@@ -49,6 +49,7 @@ class FakeExtension:
 
     def __init__(self) -> None:
         self.checked: list[tuple[Any, ...]] = []
+        self.packs: list[str] = []
         self.preloaded: list[tuple[list[str] | None, int]] = []
         self.set_calls: dict[str, tuple[Any, ...]] = {}
 
@@ -68,10 +69,16 @@ class FakeExtension:
         self.fallback = fallback
 
     def kernels(self) -> list[dict[str, Any]]:
-        return [DEMO_SCALE]
+        return [DEMO_SCALE, *({**DEMO_SCALE, "name": "demo.late"} for _ in self.packs[:1])]
 
     def covers(self, kernel: str, axes: dict[str, Any], arch: str | None = None) -> bool:
         return kernel == "demo.scale"
+
+    def load_pack(self, path: str) -> None:
+        """Brings the kernel demo.late, which is demo.scale by another name."""
+        self.packs.append(path)
+        self.demo_late = lambda *args: self.fallback("demo.late", args)
+        self.check_demo_late = self.check_demo_scale
 
     def preload(self, names: list[str] | None, device: int) -> None:
         self.preloaded.append((names, device))
