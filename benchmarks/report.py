@@ -206,7 +206,8 @@ def render_reasons(results: Results, reasons: Sequence[Row]) -> list[str]:
         names = ", ".join(dict.fromkeys(f"`{row['operator']}`" for row in rows))
         lines = [f"* {names}: " + ("" if reason else "not looked into yet.")]
         if reason:
-            lines[0] += f"{reason['reason'].strip()} Tried: {reason['tried'].strip()}"
+            why, tried = (" ".join(reason[key].split()) for key in ("reason", "tried"))
+            lines[0] += f"{why} Tried: {tried}"
         lines += [f"  * {row['of_limit']:.0%}, {row['us']:.1f} us: {show(row['params'])}" for row in rows]
         counted = next((results.counters[row_key(row)] for row in rows if row_key(row) in results.counters), None)
         if counted:
@@ -221,7 +222,6 @@ def show_counters(line: Row) -> str:
         "l2_pct": "L2 {:.0f} %",
         "issue_pct": "issue slots {:.0f} %",
         "alu_pct": "ALU {:.0f} %",
-        "fma_pct": "FMA {:.0f} %",
         "xu_pct": "XU {:.0f} %",
         "warps_pct": "warps {:.0f} %",
         "registers": "{:.0f} registers",

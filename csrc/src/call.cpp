@@ -49,6 +49,8 @@ tk_status check_params(const Frame& frame, const tk_tensor** first) {
       return fail_rank(frame, tensor, kMaxRank);
     if (view->shape == nullptr && view->ndim > 0) [[unlikely]]
       return fail_no_shape(frame, tensor);
+    if (has_too_many_elements(*view)) [[unlikely]]
+      return fail_too_many_elements(frame, tensor);
     if (view->data == nullptr && has_elements(*view) && !frame.check_only) [[unlikely]]
       return fail_no_data(frame, tensor);
     if (!aligned(view, itemsize_of(dtype)) && has_elements(*view)) [[unlikely]]

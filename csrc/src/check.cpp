@@ -184,6 +184,14 @@ tk_status fail_range(const Frame& frame, int tensor, int axis, bool stride, int6
   return TK_INVALID_ARGUMENT;
 }
 
+tk_status fail_too_many_elements(const Frame& frame, int tensor) {
+  const tk_tensor& view = *frame.tensors[tensor];
+  Message message = start(frame, tensor);
+  message.add("must have at most %lld elements, got shape ", static_cast<long long>(kMaxExtent));
+  add_tuple(message, view.shape, view.ndim);
+  return TK_INVALID_ARGUMENT;
+}
+
 tk_status fail_guard(const Frame& frame, const char* text) {
   Message message;
   message.add("%s: %s is required", frame.kernel->name, text);

@@ -74,6 +74,15 @@ constexpr bool has_elements(const tk_tensor& tensor) {
   }
   return true;
 }
+// More elements than any memory has: products of its sizes could leave int64.
+constexpr bool has_too_many_elements(const tk_tensor& tensor) {
+  int64_t left = kMaxExtent;
+  for (int i = 0; i < tensor.ndim; ++i) {
+    if (tensor.shape[i] <= 0) return false;
+    left /= tensor.shape[i];
+  }
+  return left == 0;
+}
 // The stride of a dimension of at most one element is never used, and callers leave anything there.
 constexpr bool stride_matters(const tk_tensor& tensor, int axis) {
   return tensor.shape[axis] > 1 && has_elements(tensor);
@@ -97,6 +106,7 @@ constexpr bool stride_is(const tk_tensor* tensor, int axis, int64_t expected) {
 [[gnu::cold]] tk_status fail_strides(const Frame& frame, int tensor, const int64_t* expected, int rank,
                                      const char* text);
 [[gnu::cold]] tk_status fail_range(const Frame& frame, int tensor, int axis, bool stride, int64_t value, int64_t limit);
+[[gnu::cold]] tk_status fail_too_many_elements(const Frame& frame, int tensor);
 [[gnu::cold]] tk_status fail_guard(const Frame& frame, const char* text);
 
 // ---- What Signature::bind is made of -------------------------------------------------------------------------------

@@ -51,8 +51,11 @@ def _find_bound(keys, slots, num_topk, best, bound):
 
 
 @T.macro
-def _select(scores, topk_idx, token, experts, num_topk, slots, candidates, warp, lane):
-    """One warp's work on one token; `candidates` is its place for keys with indices in shared memory."""
+def _select(scores, topk_idx, token, num_experts, num_topk, slots, candidates, warp, lane):
+    """One warp's work on one token; `candidates` is its place for keys with indices in shared memory.
+
+    A symbol takes the name of a macro's parameter, and forms share the checks of symbols that are named alike.
+    """
     keys = T.alloc_local((slots,), "uint32")
     best = T.alloc_local((1,), "uint32")
     bound = T.alloc_local((1,), "uint32")
@@ -60,7 +63,7 @@ def _select(scores, topk_idx, token, experts, num_topk, slots, candidates, warp,
     place = T.alloc_var("int32")
     for slot in T.unroll(slots):
         keys[slot] = T.uint32(0)
-        if slot * _WARP + lane < experts:
+        if slot * _WARP + lane < num_experts:
             keys[slot] = _order_key(scores[token, slot * _WARP + lane])
     _find_bound(keys, slots, num_topk, best, bound)
     num_candidates = T.call_extern(
@@ -119,6 +122,7 @@ def topk_gate(form):
     """Write the indices of each token's topk_idx.shape[1] highest scores, best first, ties to the smaller index."""
     slots, warps, min_blocks = _FORMS[form]
     num_tokens, num_experts, num_topk = T.dynamic("num_tokens"), T.dynamic("num_experts"), T.dynamic("num_topk")
+    experts = slots * _WARP if form == "full256" else num_experts  # comparisons with a known number go
 
     @T.prim_func
     def main(
@@ -137,8 +141,6 @@ def topk_gate(form):
             lane = T.get_thread_binding() % _WARP
             warp = T.get_thread_binding() // _WARP
             token = block * warps + warp
-            # A number where it is known: comparisons with it go
-            experts = slots * _WARP if form == "full256" else num_experts
             if slots > 0:
                 candidates = T.alloc_shared((warps, slots * _WARP), "uint64")
                 if token < num_tokens:

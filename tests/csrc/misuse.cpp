@@ -117,7 +117,7 @@ void hand_over_shapes() {
     other.scores.ndim = ndim;
     other.show_call(("dimensions " + std::to_string(ndim)).c_str());
   }
-  for (const int64_t size : {int64_t{-1}, int64_t{1} << 31, kHuge, INT64_MIN}) {
+  for (const int64_t size : {int64_t{-1}, int64_t{1} << 31, INT64_MIN}) {
     Transpose transpose;
     transpose.x_shape[0] = transpose.out_shape[1] = size;
     transpose.show_call(("size " + std::to_string(size)).c_str());
@@ -131,6 +131,8 @@ void hand_over_shapes() {
   overflow.x.strides = nullptr;
   overflow.x_shape[0] = overflow.x_shape[1] = overflow.out_shape[0] = overflow.out_shape[1] = kHuge;
   overflow.show_call("all sizes huge");
+  overflow.x_shape[0] = overflow.x_shape[1] = overflow.out_shape[0] = overflow.out_shape[1] = INT32_MAX;
+  overflow.show_call("each size possible, all of them not");
 }
 
 void hand_over_values() {

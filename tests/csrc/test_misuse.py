@@ -51,12 +51,14 @@ REFUSED = {
         for value, limit in [
             (-1, "of at least 0"),
             (2**31, "below 2147483648"),
-            (2**63 - 1, "below 2147483648"),
             (-(2**63), "of at least 0"),
         ]
         for what in ("size", "stride")
     },
-    "all sizes huge": f"demo.transpose: x must have a size below 2147483648 in dimension 0, got {2**63 - 1}",
+    "all sizes huge": f"demo.transpose: x must have at most {2**48 - 1} elements, got shape ({2**63 - 1}, {2**63 - 1})",
+    "each size possible, all of them not": (
+        f"demo.transpose: x must have at most {2**48 - 1} elements, got shape ({2**31 - 1}, {2**31 - 1})"
+    ),
     "enumerator": "demo.topk: scoring must be softmax or sigmoid, got number 77",
     "flag": "demo.topk: with_bias must be no_bias or with_bias, got 2",
     "dtype": "demo.topk: scores must be float32, got a dtype of code 255, 255 bits, 65535 lanes",

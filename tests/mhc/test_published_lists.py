@@ -67,7 +67,7 @@ def test_expand(tokens: tuple[int, int], mult: int, hidden: int) -> None:
 def test_pre_norm_fn(num_tokens: int, hidden: int, has_weight: bool) -> None:
     """The gradient of the residual is left in what its storage holds."""
     residual, fn = bf16(1, num_tokens, 4, hidden), (randn(24, 4 * hidden).detach() * 1e-4).requires_grad_()
-    weight = randn(4 * hidden) if has_weight else None
+    weight = (torch.rand(4 * hidden, device="cuda") + 0.5).requires_grad_() if has_weight else None
     exact = [None if x is None else x.detach().clone().requires_grad_() for x in (residual, fn, weight)]
     left = torch.zeros_like(residual)
     storage: Any = residual.untyped_storage()
