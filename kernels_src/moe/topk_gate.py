@@ -3,8 +3,9 @@
 A warp takes a token. The k-th best of its lanes' maxima bounds the k-th best score from below, so only scores that
 reach the bound (about k of them) are candidates; each candidate's place is the number of candidates before it. Three
 forms keep up to 256, 512 and 1024 scores in registers; the general form reads the row once for every place, for any
-number of experts. On an H200 8001 x 256, k = 8 takes 6.3 us (7.4 before the candidates of a lane were counted ahead
-of the stores, 8.1 with two waves of blocks), 8001 x 72, k = 6 takes 4.6 us; a same-size copy 5.9 and 4.5.
+number of experts. On an H200 8001 x 256, k = 8 takes 5.8 us (6.4 without a form for 256, 7.4 before the candidates of a
+lane were counted ahead of the stores, 8.1 with two waves of blocks), 8001 x 72, k = 6 takes 4.6 us; a same-size copy
+5.9 and 4.5.
 """
 
 import tilelang.language as T
@@ -52,10 +53,7 @@ def _find_bound(keys, slots, num_topk, best, bound):
 
 @T.macro
 def _select(scores, topk_idx, token, num_experts, num_topk, slots, candidates, warp, lane):
-    """One warp's work on one token; `candidates` is its place for keys with indices in shared memory.
-
-    A symbol takes the name of a macro's parameter, and forms share the checks of symbols that are named alike.
-    """
+    """One warp's work on one token; `candidates` is its place for keys with indices in shared memory."""
     keys = T.alloc_local((slots,), "uint32")
     best = T.alloc_local((1,), "uint32")
     bound = T.alloc_local((1,), "uint32")
@@ -122,7 +120,6 @@ def topk_gate(form):
     """Write the indices of each token's topk_idx.shape[1] highest scores, best first, ties to the smaller index."""
     slots, warps, min_blocks = _FORMS[form]
     num_tokens, num_experts, num_topk = T.dynamic("num_tokens"), T.dynamic("num_experts"), T.dynamic("num_topk")
-    experts = slots * _WARP if form == "full256" else num_experts  # comparisons with a known number go
 
     @T.prim_func
     def main(
@@ -141,6 +138,8 @@ def topk_gate(form):
             lane = T.get_thread_binding() % _WARP
             warp = T.get_thread_binding() // _WARP
             token = block * warps + warp
+            # A number where it is known: comparisons with it go
+            experts = slots * _WARP if form == "full256" else num_experts
             if slots > 0:
                 candidates = T.alloc_shared((warps, slots * _WARP), "uint64")
                 if token < num_tokens:

@@ -505,15 +505,16 @@ __device__ __forceinline__ void norm_backward_rows(const void* x, int64_t x_stri
   }
 }
 
-// The sums over the parts in `workspace` of 32 columns from `column` on, by 256 threads: each takes every eighth part.
-// shared: 256 floats.
+// The sums over the parts in `workspace` of 32 columns from `column` on: a warp takes every kWarps-th part. shared: a
+// float for each thread.
+template <int kWarps>
 __device__ __forceinline__ void sum_weight_grad(const float* workspace, int num_parts, int hidden, int column,
                                                 void* weight_grad, bool is_bf16, bool accumulate, float* shared) {
   const int thread = static_cast<int>(threadIdx.x), place = column + thread % 32;
   float sum = 0.0f;
   if (place < hidden) {
 #pragma unroll 8
-    for (int part = thread / 32; part < num_parts; part += 8) {
+    for (int part = thread / 32; part < num_parts; part += kWarps) {
       sum = __fadd_rn(sum, workspace[static_cast<int64_t>(part) * hidden + place]);
     }
   }
@@ -521,7 +522,7 @@ __device__ __forceinline__ void sum_weight_grad(const float* workspace, int num_
   __syncthreads();
   if (thread >= 32 || place >= hidden) return;
 #pragma unroll
-  for (int other = 1; other < 8; ++other) sum = __fadd_rn(sum, shared[32 * other + thread]);
+  for (int other = 1; other < kWarps; ++other) sum = __fadd_rn(sum, shared[32 * other + thread]);
   if (is_bf16) {
     __nv_bfloat16& target = static_cast<__nv_bfloat16*>(weight_grad)[place];
     target = __float2bfloat16_rn(accumulate ? __fadd_rn(__bfloat162float(target), sum) : sum);

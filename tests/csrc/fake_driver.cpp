@@ -186,6 +186,7 @@ FAKE cuCtxSetCurrent(void* context) {
 FAKE cuCtxGetId(void* context, unsigned long long* id) {
   NEEDS_INIT;
   if (context == nullptr) {
+    if (context_state() != kSuccess) record("{\"call\": \"cuCtxGetId\", \"refused\": true}");
     NEEDS_CONTEXT;
     context = current;
   }

@@ -102,7 +102,9 @@ def launched(records: list[dict[str, Any]], *, captured: bool) -> list[str]:
 def test_quantize(programs: Path, driver_folder: Path, tmp_path: Path) -> None:
     fake = {"LD_LIBRARY_PATH": str(driver_folder), "FAKE_CUDA_LOG": str(tmp_path / "log")}
     assert start([programs / "quantize"], **fake) == (0, ["1.0 is 0x00 times 0"])
-    assert launched(read_log(tmp_path / "log"), captured=False) == ["quant_per_token_cast"]
+    records = read_log(tmp_path / "log")
+    assert launched(records, captured=False) == ["quant_per_token_cast"]
+    assert not any(record.get("refused") for record in records)  # compute-sanitizer reports what the driver refuses
 
 
 def test_moe_layer(programs: Path, batch: list[Path], driver_folder: Path, tmp_path: Path) -> None:
