@@ -198,6 +198,7 @@ __device__ __forceinline__ void count_clamped(Fp32, const uint32_t* gates, const
 // A store as bf16 or fp32.
 template <typename Target, int N, bool kIsAligned>
 struct ValueTiles {
+  static constexpr bool kIsAhead = true;  // the next tile is asked for while one is computed
   uint8_t* target;
   int step;  // channels from one tile of the warp to the next
 
@@ -212,6 +213,7 @@ struct ValueTiles {
 // A cast to e4m3 with a scale for each group of 32 or 128 channels.
 template <int N, bool kIsAligned>
 struct Fp8Tiles {
+  static constexpr bool kIsAhead = true;
   uint8_t* target;
   int step;
   uint8_t* scales;      // of the first channel of this thread
@@ -256,6 +258,7 @@ struct Fp8Tiles {
 // The largest magnitude alone.
 template <int N>
 struct LargestTiles {
+  static constexpr bool kIsAhead = false;  // for want of registers
   float most;
 
   __device__ __forceinline__ void take(const float* values, int, bool is_inside) {
@@ -266,6 +269,7 @@ struct LargestTiles {
 // A cast to e4m3 with a factor that is known.
 template <int N, bool kIsAligned>
 struct ScaledTiles {
+  static constexpr bool kIsAhead = false;
   uint8_t* target;
   float factor;
 
@@ -302,8 +306,7 @@ __device__ __forceinline__ void walk_row(const uint8_t* row, int hidden, int par
         load_words<kBytes, kIsAligned>(row + half, ups);
       }
       // What is next comes from memory while this is computed
-      const int next_column = column + num_parts * kTileChannels;
-      if (next_column < hidden) {
+      if (Tiles::kIsAhead && column + num_parts * kTileChannels < hidden) {
         const uint8_t* next = row + num_parts * kTileChannels * kItemsize<Source>;
         prefetch(next);
         prefetch(next + half);
