@@ -69,11 +69,21 @@ def read_results(folder: Path) -> Results:
     rows = [with_limit(row) for row in newest_rows(lines) if "us" in row]
     extra = {name: folder / f"{name}.jsonl" for name in ("peers", "host_calls", "counters")}
     found = {name: read_lines(file) if file.is_file() else [] for name, file in extra.items()}
-    peers = [row for row in newest_rows(found["peers"]) if row.get("peers")]
+    peers = join_peers(found["peers"])
     # Of a call of several kernels the longest counts
     longest = sorted((line for line in found["counters"] if "us" in line), key=lambda line: line["us"])
     counters = {row_key(line): line for line in longest}
     return Results(machine, rows, peers, found["host_calls"], counters)
+
+
+def join_peers(lines: Iterable[Row]) -> list[Row]:
+    """One row a call, with the peers of all its rows: some take so long that they are timed by themselves."""
+    joined: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in lines:
+        if row.get("stage") == "kernels" and row.get("peers"):
+            others = joined.get(row_key(row), {}).get("peers", {})
+            joined[row_key(row)] = {**row, "peers": {**others, **row["peers"]}}
+    return list(joined.values())
 
 
 def with_limit(row: Row) -> Row:
@@ -206,7 +216,8 @@ def render_reasons(results: Results, reasons: Sequence[Row]) -> list[str]:
         names = ", ".join(dict.fromkeys(f"`{row['operator']}`" for row in rows))
         lines = [f"* {names}: " + ("" if reason else "not looked into yet.")]
         if reason:
-            lines[0] += f"{reason['reason'].strip()} Tried: {reason['tried'].strip()}"
+            why, tried = (" ".join(reason[key].split()) for key in ("reason", "tried"))
+            lines[0] += f"{why} Tried: {tried}"
         lines += [f"  * {row['of_limit']:.0%}, {row['us']:.1f} us: {show(row['params'])}" for row in rows]
         counted = next((results.counters[row_key(row)] for row in rows if row_key(row) in results.counters), None)
         if counted:
@@ -221,7 +232,6 @@ def show_counters(line: Row) -> str:
         "l2_pct": "L2 {:.0f} %",
         "issue_pct": "issue slots {:.0f} %",
         "alu_pct": "ALU {:.0f} %",
-        "fma_pct": "FMA {:.0f} %",
         "xu_pct": "XU {:.0f} %",
         "warps_pct": "warps {:.0f} %",
         "registers": "{:.0f} registers",

@@ -78,7 +78,7 @@ def _explain_axis(axis: Axis, kernel: Kernel, profile: Profile, variants: Sequen
         source = f"from {place}, of {_values(axis.values)} in {declared}"
     elif axis.kind == "forms" and profile.is_general(kernel):
         place = profile.place("forms") or _profile_name(profile)
-        source = f"the last form of each combination, by {place}, of {_values(axis.values)} in {declared}"
+        source = f"general forms and the last of each combination, by {place}, of {_values(axis.values)} in {declared}"
     elif len(kept) < len(axis.values):
         source = f"what is left of {_values(axis.values)} in {declared}"
     else:

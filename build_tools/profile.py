@@ -1,7 +1,7 @@
 """Profiles: TOML files that say which GPUs, kernels and axis values a build holds.
 
 archs = ["sm_90a"]
-forms = "general"                           # of each combination of values only the form that takes every call
+forms = "general"                           # of each combination of values only general forms, which take every call
 [operators]
 include = ["quant.*", "moe.topk_gate"]      # patterns on <family>.<kernel>; everything when left out
 exclude = []
@@ -43,7 +43,7 @@ class Profile:
     exclude: tuple[str, ...] = ()
     narrowed: Mapping[str, Mapping[str, tuple[AxisValue, ...]]] = dataclasses.field(default_factory=dict)
     file: Path | None = None
-    forms: str = "all"  # or "general": of each combination of values the last form alone
+    forms: str = "all"  # or "general": of each combination of values the last form and those named (..._)general
 
     def selects(self, kernel: str) -> bool:
         """Whether the kernel is built at all."""
@@ -70,11 +70,22 @@ class Profile:
         kept = [(at, config) for at, config in enumerate(kernel.configs()) if self.keeps(kernel.name, config)]
         if not self.is_general(kernel):
             return kept
-        order = {axis.name: axis.values for axis in kernel.axes if axis.kind == "forms"}
-        last: dict[Any, tuple[int, dict[str, AxisValue]]] = {}
-        for at, config in sorted(kept, key=lambda each: [order[name].index(each[1][name]) for name in order]):
-            last[tuple(value for name, value in config.items() if name not in order)] = (at, config)
-        return sorted(last.values(), key=lambda each: each[0])
+        axis = next((axis for axis in kernel.axes if axis.kind == "forms"), None)
+        if axis is None:
+            return kept
+        last: dict[tuple[AxisValue, ...], int] = {}  # of each combination, the place of the last form that it has
+
+        def key_of(config: Mapping[str, AxisValue]) -> tuple[AxisValue, ...]:
+            return tuple(value for name, value in config.items() if name != axis.name)
+
+        for _, config in kept:
+            place = axis.values.index(config[axis.name])
+            last[key_of(config)] = max(place, last.get(key_of(config), 0))
+        return [
+            (at, config)
+            for at, config in kept
+            if config[axis.name] == axis.values[last[key_of(config)]] or str(config[axis.name]).endswith("general")
+        ]
 
     def is_general(self, kernel: Kernel) -> bool:
         """Whether this profile's `forms` decides the forms of a kernel: not where a table names them."""

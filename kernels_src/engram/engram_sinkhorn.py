@@ -37,8 +37,8 @@ class _Team:
 # Form -> warps of a team, pieces of a row
 _TEAMS = {"c256": (1, 2), "c512": (1, 4), "c1024": (1, 8), "c2048": (4, 4), "c4096": (4, 8)}
 # Callers ask for three times as many blocks of engram_sinkhorn_step as there are multiprocessors, and all are to run at
-# a time. Rows wait in shared memory, two groups ahead of the one that is summed up.
-_STEP_BLOCKS, _STEP_WARPS, _STEP_STAGES = 3, 4, 3
+# a time. Four warps each leave registers for the rows that come next.
+_STEP_BLOCKS, _STEP_WARPS = 3, 4
 
 
 def _fma(x, y, z):
@@ -131,19 +131,13 @@ def _load_columns(col_scale, scales, lane, num_cols, team):
 
 
 @T.macro
-def _load_row_scales(row_scale, row_scales, bounds, team):
+def _load_rows(matrix, row_scale, values, row_scales, bounds, lane, num_cols, team):
+    """A team's rows first, first + teams, ... below end, zeros beyond; bounds: (first, end), in a tuple, because a
+    macro renames the variables that it is given by themselves."""
     for row in T.unroll(team.rows):
         row_scales[row] = T.float32(0)
         if bounds[0] + row * team.teams < bounds[1]:
             row_scales[row] = row_scale[bounds[0] + row * team.teams]
-
-
-@T.macro
-def _load_rows(matrix, row_scale, values, row_scales, bounds, lane, num_cols, team):
-    """A team's rows first, first + teams, ... below end, zeros beyond; bounds: (first, end), in a tuple, because a
-    macro renames the variables that it is given by themselves."""
-    _load_row_scales(row_scale, row_scales, bounds, team)
-    for row in T.unroll(team.rows):
         for piece in T.unroll(team.pieces):
             if bounds[0] + row * team.teams < bounds[1] and (piece * team.threads + lane) * 4 < num_cols:
                 for i in T.vectorized(4):
@@ -153,31 +147,6 @@ def _load_rows(matrix, row_scale, values, row_scales, bounds, lane, num_cols, te
             else:
                 for i in T.vectorized(4):
                     values[(row * team.pieces + piece) * 4 + i] = T.float32(0)
-
-
-@T.macro
-def _fetch_rows(ring, slot, matrix, bounds, lane, num_cols, team):
-    """Start copying a team's rows, as _load_rows takes them, to a slot of the ring; a thread copies what it will read.
-
-    A group of copies is closed in any case."""
-    thread = T.get_thread_binding()
-    for row in T.unroll(team.rows):
-        for piece in T.unroll(team.pieces):
-            at = ((slot * _IN_FLIGHT + row * team.pieces + piece) * (_STEP_WARPS * _WARP) + thread) * 4
-            if bounds[0] + row * team.teams < bounds[1] and (piece * team.threads + lane) * 4 < num_cols:
-                T.ptx_cp_async(
-                    T.access_ptr(ring[at], "w", 4),
-                    T.access_ptr(
-                        matrix[bounds[0] + row * team.teams, (piece * team.threads + lane) * 4],
-                        "r",
-                        4,
-                    ),
-                    4,
-                )
-            else:
-                for i in T.vectorized(4):
-                    ring[at + i] = T.float32(0)
-    T.ptx_commit_group()
 
 
 @T.macro
@@ -282,8 +251,8 @@ def engram_sinkhorn_step(form):
                     first += 1
             else:
                 T.annotate_min_blocks_per_sm(_STEP_BLOCKS)
-                ring = T.alloc_shared((_STEP_STAGES * _IN_FLIGHT * threads * 4,), "float32")
                 values = T.alloc_local((_IN_FLIGHT * 4,), "float32")
+                next_values = T.alloc_local((_IN_FLIGHT * 4,), "float32")
                 row_scales = T.alloc_local((team.rows,), "float32")
                 next_row_scales = T.alloc_local((team.rows,), "float32")
                 norms = T.alloc_local((team.rows,), "float32")
@@ -291,31 +260,22 @@ def engram_sinkhorn_step(form):
                 sums = T.alloc_local((team.pieces * 4,), "float32")
                 shared = T.alloc_shared((2, team.rows, team.warps), "float32")
                 turn = T.alloc_var("int32")
-                slot = T.alloc_var("int32")
-                next_slot = T.alloc_var("int32")
                 lane = thread % team.threads
-                step = team.rows * team.teams
                 first += thread // team.threads
-                for stage in T.unroll(_STEP_STAGES - 1):
-                    _fetch_rows(ring, stage, matrix, (first + stage * step, end), lane, num_cols, team)
-                _load_row_scales(row_scale, next_row_scales, (first, end), team)
+                turn = 0
+                _load_rows(matrix, row_scale, next_values, next_row_scales, (first, end), lane, num_cols, team)
                 _load_columns(col_scale, scales, lane, num_cols, team)
                 for i in T.unroll(team.pieces * 4):
                     sums[i] = T.float32(0)
-                turn = 0
-                slot = 0
-                next_slot = _STEP_STAGES - 1
                 while first < end:
-                    _fetch_rows(
-                        ring, next_slot, matrix, (first + (_STEP_STAGES - 1) * step, end), lane, num_cols, team
-                    )  # fmt: skip
+                    for i in T.unroll(_IN_FLIGHT * 4):
+                        values[i] = next_values[i]
                     for row in T.unroll(team.rows):
                         row_scales[row] = next_row_scales[row]
-                    _load_row_scales(row_scale, next_row_scales, (first + step, end), team)
-                    T.ptx_wait_group(_STEP_STAGES - 1)
-                    for piece in T.unroll(_IN_FLIGHT):
-                        for i in T.vectorized(4):
-                            values[piece * 4 + i] = ring[((slot * _IN_FLIGHT + piece) * threads + thread) * 4 + i]
+                    _load_rows(
+                        matrix, row_scale, next_values, next_row_scales, (first + team.rows * team.teams, end), lane,
+                        num_cols, team,
+                    )  # fmt: skip
                     _scale_rows(values, row_scales, scales, norms, shared, turn, team)
                     for row in T.unroll(team.rows):
                         inverse = T.float32(0)
@@ -327,13 +287,10 @@ def engram_sinkhorn_step(form):
                         for i in T.unroll(team.pieces * 4):
                             scaled = _mul(values[row * team.pieces * 4 + i], inverse)
                             sums[i] = _fma(scaled, scaled, sums[i])
-                    first += step
+                    first += team.rows * team.teams
                     turn += 1
-                    next_slot = slot
-                    slot = T.if_then_else(slot == _STEP_STAGES - 1, 0, slot + 1)
                 if team.warps == 1:
                     sums_of_teams = T.alloc_shared((team.teams, team.columns), "float32")
-                    T.sync_threads()  # they lie where the ring was
                     for piece in T.unroll(team.pieces):
                         for i in T.vectorized(4):
                             sums_of_teams[thread // _WARP, (piece * _WARP + lane) * 4 + i] = sums[piece * 4 + i]

@@ -58,40 +58,6 @@ __device__ __forceinline__ void block_sums(float* sums, float* scratch, int turn
   }
 }
 
-// The sums of four numbers over the two blocks of a cluster, in every thread of both and in the same order. Each warp
-// leaves its sums with both blocks; scratch holds two sets in turns, of the first block's warps, then the second's.
-template <int kThreads>
-__device__ __forceinline__ void cluster_sums_x4(float* sums, float* scratch, int turn) {
-  constexpr int kWarps = kThreads / 32;
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sums[i] += __shfl_xor_sync(0xffffffffu, sums[i], distance);
-  }
-  float* set = scratch + (turn & 1) * 2 * kWarps * 4;
-  const int lane = threadIdx.x % 32;
-  if (lane < 2) {
-    uint32_t rank, target;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    const float* own = set + (rank * kWarps + threadIdx.x / 32) * 4;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;"
-        : "=r"(target)
-        : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(own))), "r"(lane));
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(target), "f"(sums[0]), "f"(sums[1]),
-                 "f"(sums[2]), "f"(sums[3])
-                 : "memory");
-  }
-  __syncwarp();
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#pragma unroll
-  for (int warp = 0; warp < 2 * kWarps; ++warp) {
-    const Sums<4> part = *reinterpret_cast<const Sums<4>*>(set + warp * 4);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sums[i] = warp == 0 ? part.values[i] : sums[i] + part.values[i];
-  }
-}
-
 // sums += {(x * w) * k, x * x, k * k}
 __device__ __forceinline__ void add_products(float x, float k, float w, float* sums) {
   sums[0] = __fmaf_rn(x * w, k, sums[0]);

@@ -21,12 +21,11 @@ from ..common.selecting import (
 )
 from ..declare import forms, grid, kernel
 
-# form -> scores of a lane, blocks that a multiprocessor shall hold, whether all of them exist; warps of a block
+# form -> scores of a lane, blocks that a multiprocessor shall hold; warps of a block
 _FORMS = {
-    "full256": (8, 16, True),
-    "experts256": (8, 16, False),
-    "experts512": (16, 8, False),
-    "experts1024": (32, 4, False),
+    "experts256": (8, 16),
+    "experts512": (16, 8),
+    "experts1024": (32, 4),
 }
 _WARPS = 4
 # Backward: loads in flight of a lane, blocks that a multiprocessor shall hold, and the most experts
@@ -96,7 +95,7 @@ def _draw_experts(logical_count, num_logical, token, num_slots, ep_rank, lane, e
 def moe_topk_gate_forward(form):
     """Route each token to its num_topk best experts by sqrt(softplus(logit)) + bias, and to the shared experts
     behind them."""
-    slots, min_blocks, is_full = _FORMS[form]
+    slots, min_blocks = _FORMS[form]
     num_tokens, num_experts, num_slots = T.dynamic("num_tokens"), T.dynamic("num_experts"), T.dynamic("num_slots")
     num_unmapped, unmapped_stride = T.dynamic("num_unmapped"), T.dynamic("unmapped_stride", "int64")
     num_logical, num_replicas = T.dynamic("num_logical"), T.dynamic("num_replicas")
@@ -120,10 +119,7 @@ def moe_topk_gate_forward(form):
         routed_scaling_factor: T.float32,
         ep_rank: T.int32,
     ):
-        if is_full:
-            T.assume(num_experts == slots * WARP)
-        else:
-            T.assume(num_experts <= slots * WARP)
+        T.assume(num_experts <= slots * WARP)
         T.assume(num_topk >= 1)
         T.assume(num_topk <= num_experts)
         T.assume(num_topk <= num_slots)
@@ -145,13 +141,11 @@ def moe_topk_gate_forward(form):
             is_random = T.alloc_var("bool")
             is_fixed = T.alloc_var("bool")
             is_image = T.alloc_var("bool")
-            # A number where it is known: comparisons with it go
-            experts = slots * WARP if is_full else num_experts
             lane = T.get_thread_binding() % WARP
             warp = T.get_thread_binding() // WARP
             token = block * _WARPS + warp
             if token < num_tokens:
-                load_scores(values, slots, logits, token, experts, lane)
+                load_scores(values, slots, logits, token, num_experts, lane)
                 is_active = True
                 if not T.isnullptr(mask.data):
                     is_active = mask[token]
@@ -167,14 +161,16 @@ def moe_topk_gate_forward(form):
                 expert[0] = -1
                 score[0] = T.float32(0)
                 if is_active and not is_random:
-                    T.call_extern("handle", f"tk::sqrt_softplus_of_slots<{slots}>", T.address_of(values[0]), experts)
+                    T.call_extern(
+                        "handle", f"tk::sqrt_softplus_of_slots<{slots}>", T.address_of(values[0]), num_experts
+                    )
                     if not T.isnullptr(scores.data):
-                        _store_scores(scores, values, slots, token, experts, lane)
+                        _store_scores(scores, values, slots, token, num_experts, lane)
                     if is_fixed:
                         if not T.isnullptr(unmapped_topk_idx.data):
                             if lane < num_topk:
                                 given = unmapped_topk_idx[token, lane]
-                                if given >= T.int64(0) and given < T.cast(experts, "int64"):
+                                if given >= T.int64(0) and given < T.cast(num_experts, "int64"):
                                     expert[0] = T.cast(given, "int32")
                     else:
                         # Behind the scores, which leave no registers for them
@@ -182,13 +178,13 @@ def moe_topk_gate_forward(form):
                             offsets[j] = T.float32(0)
                         if is_image:
                             if not T.isnullptr(image_bias.data):
-                                load_offsets(offsets, slots, image_bias, experts, lane)
+                                load_offsets(offsets, slots, image_bias, num_experts, lane)
                         else:
                             if not T.isnullptr(bias.data):
-                                load_offsets(offsets, slots, bias, experts, lane)
+                                load_offsets(offsets, slots, bias, num_experts, lane)
                         for j in T.unroll(slots):
                             values[j] = _rounded("sum", values[j], offsets[j])
-                        rank_keys(keys, slots, values, experts, lane)
+                        rank_keys(keys, slots, values, num_experts, lane)
                         select_best(keys, slots, num_topk, candidates, chosen, warp, lane)
                         if lane < num_topk:
                             expert[0] = chosen[warp, lane]
@@ -198,14 +194,14 @@ def moe_topk_gate_forward(form):
                     if not T.isnullptr(scores.data):
                         for j in T.unroll(slots):
                             values[j] = T.float32(0)
-                        _store_scores(scores, values, slots, token, experts, lane)
+                        _store_scores(scores, values, slots, token, num_experts, lane)
                 if not T.isnullptr(unmapped_topk_idx.data):
                     if lane < num_topk and (is_random or not (is_active and is_fixed)):
                         unmapped_topk_idx[token, lane] = T.cast(expert[0], "int64")
                 if is_random:
                     _draw_experts(
                         logical_count,
-                        experts + num_slots - num_topk,
+                        num_experts + num_slots - num_topk,
                         token,
                         num_slots,
                         ep_rank,
@@ -223,7 +219,7 @@ def moe_topk_gate_forward(form):
                     if lane < num_slots:
                         score[0] = _rounded("product", _rounded("quotient", score[0], total[0]), routed_scaling_factor)
                         if is_active and lane >= num_topk:
-                            expert[0] = experts + lane - num_topk
+                            expert[0] = num_experts + lane - num_topk
                             score[0] = T.float32(1)
                         if not T.isnullptr(to_physical_map.data):
                             if not T.isnullptr(logical_count.data):

@@ -3,8 +3,9 @@
 A warp takes a token. The k-th best of its lanes' maxima bounds the k-th best score from below, so only scores that
 reach the bound (about k of them) are candidates; each candidate's place is the number of candidates before it. Three
 forms keep up to 256, 512 and 1024 scores in registers; the general form reads the row once for every place, for any
-number of experts. On an H200 8001 x 256, k = 8 takes 6.3 us (7.4 before the candidates of a lane were counted ahead
-of the stores, 8.1 with two waves of blocks), 8001 x 72, k = 6 takes 4.6 us; a same-size copy 5.9 and 4.5.
+number of experts. On an H200 8001 x 256, k = 8 takes 5.8 us (6.4 without a form for 256, 7.4 before the candidates of a
+lane were counted ahead of the stores, 8.1 with two waves of blocks), 8001 x 72, k = 6 takes 4.6 us; a same-size copy
+5.9 and 4.5.
 """
 
 import tilelang.language as T
@@ -51,7 +52,7 @@ def _find_bound(keys, slots, num_topk, best, bound):
 
 
 @T.macro
-def _select(scores, topk_idx, token, experts, num_topk, slots, candidates, warp, lane):
+def _select(scores, topk_idx, token, num_experts, num_topk, slots, candidates, warp, lane):
     """One warp's work on one token; `candidates` is its place for keys with indices in shared memory."""
     keys = T.alloc_local((slots,), "uint32")
     best = T.alloc_local((1,), "uint32")
@@ -60,7 +61,7 @@ def _select(scores, topk_idx, token, experts, num_topk, slots, candidates, warp,
     place = T.alloc_var("int32")
     for slot in T.unroll(slots):
         keys[slot] = T.uint32(0)
-        if slot * _WARP + lane < experts:
+        if slot * _WARP + lane < num_experts:
             keys[slot] = _order_key(scores[token, slot * _WARP + lane])
     _find_bound(keys, slots, num_topk, best, bound)
     num_candidates = T.call_extern(

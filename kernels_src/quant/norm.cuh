@@ -114,7 +114,7 @@ struct NormArguments {
   void* residual_out;
   int64_t residual_out_stride;
   float* rstd;
-  int row, hidden;
+  int row, next_row, hidden;  // next_row: whose turn comes when this one is done, or -1
   float eps, out_scale;
 };
 
@@ -130,6 +130,17 @@ struct CastArguments {
   float clamp_min;
   bool round_sf, is_packed;
 };
+
+// Ask L2 for this thread's channels of a row, which another block reads later.
+template <typename Kind, int kThreads, int kSteps>
+__device__ __forceinline__ void prefetch_channels(const void* source, int64_t stride, int row, int hidden) {
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int channel = (step * kThreads + static_cast<int>(threadIdx.x)) * kChannels<Kind>;
+    const uint8_t* place = static_cast<const uint8_t*>(source) + (row * stride + channel) * (kWords<Kind> / 2);
+    if (channel < hidden) asm volatile("prefetch.global.L2 [%0];" ::"l"(place));
+  }
+}
 
 // x = x + residual, rounded to their dtype.
 __device__ __forceinline__ void add_residual(Bf16, uint32_t* x, const uint32_t* residual) {
@@ -240,6 +251,12 @@ __device__ __forceinline__ void norm_row(const NormArguments& norm, const CastAr
     if (channel < hidden)
       load_channels<Kind, kCount, kIsAligned>(norm.x, norm.row * norm.x_stride + channel, words[step]);
   }
+  if (norm.next_row >= 0) {
+    prefetch_channels<Kind, kThreads, kSteps>(norm.x, norm.x_stride, norm.next_row, hidden);
+    if (norm.residual != nullptr) {
+      prefetch_channels<Kind, kThreads, kSteps>(norm.residual, norm.residual_stride, norm.next_row, hidden);
+    }
+  }
   if (kIsEarly && norm.weight != nullptr && thread * kChannels<Kind> < hidden) {
     load_channels<Kind, kCount, kIsAligned>(norm.weight, thread * kChannels<Kind>, weight);
   }
@@ -310,8 +327,8 @@ __device__ __forceinline__ void norm_row(const NormArguments& norm, const CastAr
 template <typename Kind, int kThreads, int kSteps, bool kIsAligned>
 __device__ __forceinline__ void norm_forward(const void* x, int64_t x_stride, const void* weight, const void* residual,
                                              int64_t residual_stride, void* out, int64_t out_stride, void* residual_out,
-                                             int64_t residual_out_stride, void* rstd, int row, int hidden, float eps,
-                                             float out_scale, float* shared) {
+                                             int64_t residual_out_stride, void* rstd, int row, int next_row, int hidden,
+                                             float eps, float out_scale, float* shared) {
   const NormArguments norm = {x,
                               x_stride,
                               weight,
@@ -323,6 +340,7 @@ __device__ __forceinline__ void norm_forward(const void* x, int64_t x_stride, co
                               residual_out_stride,
                               static_cast<float*>(rstd),
                               row,
+                              next_row,
                               hidden,
                               eps,
                               out_scale};
@@ -332,10 +350,10 @@ __device__ __forceinline__ void norm_forward(const void* x, int64_t x_stride, co
 template <typename Kind, int kThreads, int kSteps, bool kIsAligned>
 __device__ __forceinline__ void norm_forward_and_cast(
     const void* x, int64_t x_stride, const void* weight, const void* residual, int64_t residual_stride, void* out,
-    int64_t out_stride, void* residual_out, int64_t residual_out_stride, void* rstd, int row, int hidden, float eps,
-    float out_scale, float* shared, void* out_sf, int64_t sf_row_stride, int64_t sf_column_stride, int num_sf_columns,
-    void* out_bf16, int64_t out_bf16_stride, void* mega_moe_sf, int64_t mega_moe_stride, int mega_moe_block_m,
-    float clamp_min, bool round_sf, bool is_packed) {
+    int64_t out_stride, void* residual_out, int64_t residual_out_stride, void* rstd, int row, int next_row, int hidden,
+    float eps, float out_scale, float* shared, void* out_sf, int64_t sf_row_stride, int64_t sf_column_stride,
+    int num_sf_columns, void* out_bf16, int64_t out_bf16_stride, void* mega_moe_sf, int64_t mega_moe_stride,
+    int mega_moe_block_m, float clamp_min, bool round_sf, bool is_packed) {
   const NormArguments norm = {x,
                               x_stride,
                               weight,
@@ -347,6 +365,7 @@ __device__ __forceinline__ void norm_forward_and_cast(
                               residual_out_stride,
                               static_cast<float*>(rstd),
                               row,
+                              next_row,
                               hidden,
                               eps,
                               out_scale};
@@ -486,15 +505,16 @@ __device__ __forceinline__ void norm_backward_rows(const void* x, int64_t x_stri
   }
 }
 
-// The sums over the parts in `workspace` of 32 columns from `column` on, by 256 threads: each takes every eighth part.
-// shared: 256 floats.
+// The sums over the parts in `workspace` of 32 columns from `column` on: a warp takes every kWarps-th part. shared: a
+// float for each thread.
+template <int kWarps>
 __device__ __forceinline__ void sum_weight_grad(const float* workspace, int num_parts, int hidden, int column,
                                                 void* weight_grad, bool is_bf16, bool accumulate, float* shared) {
   const int thread = static_cast<int>(threadIdx.x), place = column + thread % 32;
   float sum = 0.0f;
   if (place < hidden) {
 #pragma unroll 8
-    for (int part = thread / 32; part < num_parts; part += 8) {
+    for (int part = thread / 32; part < num_parts; part += kWarps) {
       sum = __fadd_rn(sum, workspace[static_cast<int64_t>(part) * hidden + place]);
     }
   }
@@ -502,7 +522,7 @@ __device__ __forceinline__ void sum_weight_grad(const float* workspace, int num_
   __syncthreads();
   if (thread >= 32 || place >= hidden) return;
 #pragma unroll
-  for (int other = 1; other < 8; ++other) sum = __fadd_rn(sum, shared[32 * other + thread]);
+  for (int other = 1; other < kWarps; ++other) sum = __fadd_rn(sum, shared[32 * other + thread]);
   if (is_bf16) {
     __nv_bfloat16& target = static_cast<__nv_bfloat16*>(weight_grad)[place];
     target = __float2bfloat16_rn(accumulate ? __fadd_rn(__bfloat162float(target), sum) : sum);

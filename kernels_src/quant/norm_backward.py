@@ -19,7 +19,7 @@ _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 _TAGS = {"bf16": "tk::Bf16", "fp32": "tk::Fp32"}
 
 _THREADS = 256  # and eight channels of each in a step: norm.cuh
-_COLUMNS = 32  # of the weight's gradient that a block sums up
+_COLUMNS, _SUM_WARPS = 32, 32  # of the weight's gradient that a block sums up; in as many parts
 # Steps, and blocks on an SM that registers are limited for. small and medium: rows of one step and of two.
 _PLAN = {
     "bf16": {"small": (1, 4), "medium": (2, 3), "large": (4, 2), "general": (4, 2)},
@@ -99,13 +99,13 @@ def norm_backward(kind, form):
                 num_parts,
                 T.address_of(shared[0]),
             )
-        with T.Kernel(T.ceildiv(hidden, _COLUMNS), threads=_THREADS) as block:
+        with T.Kernel(T.ceildiv(hidden, _COLUMNS), threads=32 * _SUM_WARPS) as block:
             include("norm.cuh")
-            shared = T.alloc_shared((_THREADS,), "float32")
+            shared = T.alloc_shared((32 * _SUM_WARPS,), "float32")
             if not T.isnullptr(weight_grad.data):
                 T.call_extern(
                     "handle",
-                    "tk::sum_weight_grad",
+                    f"tk::sum_weight_grad<{_SUM_WARPS}>",
                     T.access_ptr(workspace[0, 0], "r"),
                     num_parts,
                     hidden,

@@ -23,6 +23,7 @@ _FORMS = forms("wide", "small", "large", "general")
 _STEP = {"bf16": 2048, "fp32": 1024}  # channels of 128 threads
 _MOST = 8192
 _WIDE_TOKENS = 256  # up to which more threads a row pay
+_NUM_SMS = 132  # of an H200: how far ahead rows are asked for, nothing else
 # Threads, steps, and blocks on an SM that registers are limited for
 _PLAN = {
     "bf16": {"wide": (512, 1, 1), "small": (128, 1, 10), "large": (128, 4, 7), "general": (128, 4, 4)},
@@ -51,9 +52,11 @@ def _touch(tensor, first, access):
 
 @T.macro
 def _forward(name, form, kind, x, weight, residual, out, residual_out, rstd, row, sizes, strides, scalars, cast):
-    """One row. sizes: (hidden,); strides of x, residual, out and residual_out; scalars: (eps, out_scale)."""
+    """One row. sizes: (num_tokens, hidden); strides of x, residual, out and residual_out; scalars: (eps, out_scale)."""
     include("norm.cuh")
-    T.annotate_min_blocks_per_sm(_PLAN[kind][form][2])
+    blocks_per_sm = _PLAN[kind][form][2]
+    ahead = _NUM_SMS * blocks_per_sm
+    T.annotate_min_blocks_per_sm(blocks_per_sm)
     shared = T.alloc_shared((_PLAN[kind][form][0] + 4,), "float32")
     _touch(weight, 0, "r")
     _touch(residual, (0, 0), "r")
@@ -73,7 +76,8 @@ def _forward(name, form, kind, x, weight, residual, out, residual_out, rstd, row
         strides[3],
         rstd.data,
         row,
-        sizes[0],
+        T.if_then_else(row + ahead < sizes[0], row + ahead, -1),
+        sizes[1],
         *scalars,
         T.address_of(shared[0]),
         *cast,
@@ -122,7 +126,7 @@ def norm_forward(kind, form):
         with T.Kernel(num_tokens, threads=_PLAN[kind][form][0]) as row:
             _forward(
                 _helper("norm_forward", kind, form), form, kind, x, weight, residual, out, residual_out, rstd, row,
-                (hidden,), strides, (eps, out_scale), (),
+                (num_tokens, hidden), strides, (eps, out_scale), (),
             )  # fmt: skip
 
     return main
@@ -190,7 +194,7 @@ def norm_forward_and_per_token_cast(kind, form):
             _touch(mega_moe_sf, (0, 0), "w")
             _forward(
                 _helper("norm_forward_and_cast", kind, form), form, kind, x, weight, residual, out, residual_out, rstd,
-                row, (hidden,), strides, (eps, out_scale),
+                row, (num_tokens, hidden), strides, (eps, out_scale),
                 (
                     T.access_ptr(out_sf[0, 0], "w"), sf_strides[0], sf_strides[1], num_sf_columns,
                     out_bf16.data, other_strides[0], mega_moe_sf.data, other_strides[1], mega_moe_block_m,

@@ -18,9 +18,9 @@ _FORWARD, _BACKWARD = "engram.engram_gate_fwd", "engram.engram_gate_bwd"
 
 _STREAMS = 4  # of the backward pass
 
-# Up to that many columns the backward pass leaves this many parts of grad_w for four multiprocessors: as many as each
-# has blocks if they take one of four streams; with tokens of one multiprocessor four, of two multiprocessors two.
-_PARTS = [(3072, 2), (4096, 4), (8192, 2)]
+# Up to that many columns the backward pass leaves this many parts of grad_w for four multiprocessors, beyond that one:
+# as many as each has blocks if they take one of four streams, four if they take whole tokens.
+_PARTS = [(3072, 2), (4096, 4)]
 
 # Sums differ in order, which turns the rounding of a few bf16 numbers in a million
 _MAX_DIFF = 1e-8
