@@ -16,7 +16,6 @@ import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 import timeit
@@ -27,6 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from record import Record, describe_machine
+
+from tilekernels.bench.host import measure_import as time_import
+from tilekernels.bench.host import run_python, time_statement
 
 PROCESSES = 6  # for what is measured once a process; the median counts
 BURST, ROUNDS = 200, 100  # calls between two synchronisations, so that the queue never fills; and how often
@@ -39,14 +41,6 @@ ALLOCATING_BARS_US = {1: 7.0, 2: 9.5}  # by outputs; padded layouts may take PAD
 PADDED_US = 1.5
 
 SCRIPT = str(Path(__file__).resolve())
-IMPORT = """
-import time, torch
-start = time.perf_counter()
-import tilekernels
-lazy = time.perf_counter() - start
-tilekernels.moe, tilekernels.quant, tilekernels.transpose
-print(lazy * 1e3, (time.perf_counter() - start) * 1e3)
-"""
 
 
 def main() -> None:
@@ -63,13 +57,22 @@ def main() -> None:
         print(json.dumps(time_first_calls(state == "preloaded", int(rotation))))
         return
     record = Record(arguments.output)
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[len(cores) // 3]})  # not the first, where interrupts arrive; children inherit it
+    os.sched_setaffinity(0, {find_idle_core()})  # children inherit it
     # In a process of its own: the profiler that times the copy would go on to slow every launch of this one.
     record.write(**json.loads(run_python(SCRIPT, "--machine")))
     measure_import(record)
     measure_first_calls(record)
     measure_calls(record, measure_entries(record))
+
+
+def find_idle_core() -> int:
+    """The core that runs plain Python fastest: where neighbours share the host, some take 1.8 times as long."""
+
+    def seconds(core: int) -> float:
+        os.sched_setaffinity(0, {core})
+        return min(timeit.repeat("sum(range(20000))", number=5, repeat=10))
+
+    return min(sorted(os.sched_getaffinity(0)), key=seconds)
 
 
 def report(record: Record, what: str, value: float, bar: float, **fields: Any) -> None:
@@ -80,9 +83,7 @@ def report(record: Record, what: str, value: float, bar: float, **fields: Any) -
 
 
 def measure_import(record: Record) -> None:
-    times = [[float(text) for text in run_python("-c", IMPORT).split()] for _ in range(PROCESSES)]
-    for at, what in enumerate(("import tilekernels", "import tilekernels and every family")):
-        ms = statistics.median(each[at] for each in times)
+    for what, ms in zip(("import tilekernels", "import tilekernels and every family"), time_import(), strict=True):
         report(record, f"{what}, beyond import torch", ms, IMPORT_BAR_MS, unit="ms")
 
 
@@ -116,15 +117,6 @@ def time_first_calls(preloaded: bool, rotation: int) -> dict[str, float]:
         call.run()
         times[call.name] = (time.perf_counter() - start) * 1e6
     return dict(sorted(times.items()))
-
-
-def run_python(*arguments: str) -> str:
-    """Output of a fresh interpreter, started in an empty folder so that only the installed package can be found."""
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"a measuring process failed:\n{done.stderr}")
-    return done.stdout
 
 
 # ---- every call ------------------------------------------------------------------------------------------------------
@@ -215,30 +207,22 @@ def measure_calls(record: Record, raw: dict[str, float]) -> None:
         ("public call, outputs given", "quant.per_token_cast", "quant.per_token_cast(x, 'e4m3', 128, out=out)"),
     ]
     for what, kernel, statement in statements:
-        us = time_statement(statement, names)
+        us = time_text(statement, names)
         over = us - raw[kernel]
         report(record, f"{what}, over raw launch", over, OVER_RAW_BARS_US[what], kernel=kernel, us=us, unit="us")
     # What torch itself takes, for comparison: nothing is held to it.
     for statement in ("torch.empty_strided((8, 4096), (4096, 1), dtype=dtype, device=device)", "torch.empty_like(x)"):
         peers = {"torch": torch, "x": names["x"], "dtype": data.dtype, "device": data.device}
-        record.write(stage="host", what="torch", call=statement, value=time_statement(statement, peers), unit="us")
+        record.write(stage="host", what="torch", call=statement, value=time_text(statement, peers), unit="us")
     for call in make_calls():
         bar = ALLOCATING_BARS_US[call.num_outputs] + (PADDED_US if call.is_padded else 0)
-        us = time_statement("run()", {"run": call.run})
+        us = time_text("run()", {"run": call.run})
         report(record, f"public call, {call.num_outputs} allocated", us, bar, call=call.name, unit="us")
 
 
-def time_statement(statement: str, names: dict[str, Any]) -> float:
-    """Median microseconds to issue the statement once."""
-    import torch
-
-    timer = timeit.Timer(statement, globals=names)
-    timer.timeit(BURST)
-    times = []
-    for _ in range(ROUNDS):
-        torch.cuda.synchronize()
-        times.append(timer.timeit(BURST) / BURST * 1e6)
-    return statistics.median(times)
+def time_text(statement: str, names: dict[str, Any]) -> float:
+    """Median microseconds to issue the statement once; it runs in the timer's own loop, without a call around it."""
+    return time_statement(statement, BURST, ROUNDS, names)
 
 
 if __name__ == "__main__":

@@ -2,22 +2,20 @@
 
     python benchmarks/kernels.py [--only quant.] [--output benchmarks/results/kernels.jsonl]
 
-us: GPU time with a cold L2. gbs: counted bytes over it. of_copy: the copy's time over the operator's; 1 is as fast as
-copying. Needs a GPU that nobody else uses.
+`tilekernels bench` without its table and with another choice: calls whose id contains a text. Needs a GPU that nobody
+else uses.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 from pathlib import Path
 
-from record import Record, describe_machine, find_cases
+from record import Record, describe_machine
 
-from tilekernels.testing.bench import copy_time_us, kernel_time_us
-
-# A size measured once serves every case of nearly that size; the copy's time is as good as linear between two sizes.
-_copy_us = functools.cache(copy_time_us)
+from tilekernels.bench.cases import find_calls
+from tilekernels.bench.limits import measure_limits
+from tilekernels.bench.measure import Options, measure
 
 
 def main() -> None:
@@ -25,24 +23,11 @@ def main() -> None:
     parser.add_argument("--only", default="", help="cases whose id contains this text")
     parser.add_argument("--output", type=Path, help="file to append the lines to")
     arguments = parser.parse_args()
-
     record = Record(arguments.output)
     record.write(**describe_machine())
-    for operator, case in find_cases():
-        if arguments.only not in case.id:
-            continue
-        kwargs = case.make("cuda")
-        us, copy_us = kernel_time_us(functools.partial(operator, **kwargs)), _copy_us(case.bytes)
-        record.write(
-            stage="kernels",
-            operator=case.operator,
-            params=case.params,
-            us=us,
-            bytes=case.bytes,
-            gbs=case.bytes / us / 1e3,
-            copy_us=copy_us,
-            of_copy=copy_us / us,
-        )
+    calls = [call for call in find_calls() if arguments.only in call.case.id]
+    for row in measure(calls, measure_limits(), Options()):
+        record.write(**row)
 
 
 if __name__ == "__main__":

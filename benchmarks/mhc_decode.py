@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from record import Record
+from record import Record, describe_machine
 
 TOKEN_COUNTS = (1, 7, 128, 4097)
 MULT, HIDDEN, NUM_LAYERS = 4, 7168, 61
@@ -41,6 +41,7 @@ def main() -> None:
         serve()
         return
     record = Record(arguments.output)
+    record.write(**describe_machine())
     for line in run_fresh_process():
         record.write(**line)
 
@@ -49,6 +50,11 @@ def run_fresh_process() -> list[dict[str, Any]]:
     """The lines of a process whose home, temporary and working folders are empty; what it leaves there counts."""
     with tempfile.TemporaryDirectory() as folder:
         places = dict.fromkeys(("HOME", "TMPDIR", "XDG_CACHE_HOME", "TRITON_CACHE_DIR"), folder)
+        # Python's own files of compiled modules are left out; relative paths would be looked up in the new folder
+        places["PYTHONDONTWRITEBYTECODE"] = "1"
+        if "PYTHONPATH" in os.environ:
+            paths = os.environ["PYTHONPATH"].split(os.pathsep)
+            places["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in paths if path)
         command = [sys.executable, str(Path(__file__).resolve()), "--serve"]
         done = subprocess.run(command, cwd=folder, env={**os.environ, **places}, capture_output=True, text=True)
         if done.returncode:

@@ -22,10 +22,12 @@ def launch_body(kernel: Kernel, variant: Variant, map_names: Sequence[str]) -> s
     lines: list[str] = []
     for index, launch in enumerate(variant.launches):
         extents = [_extent(kernel, launch["grid"]), _extent(kernel, launch["block"]), cpp(kernel, launch["smem"])]
+        table, given = _descs(launch)
         block = [
             f"const Geometry geometry{{{', '.join(extents)}}};",
             *_arguments(kernel, variant, launch, map_names),
-            f"TK_RETURN_IF_ERROR(launcher.launch(frame, {index}, geometry, arguments));",
+            *table,
+            f"TK_RETURN_IF_ERROR(launcher.launch(frame, {index}, geometry, arguments{given}));",
         ]
         if any("tma" in argument for argument in launch["args"]):
             block[1:] = ["if (!is_empty(geometry)) {", *(f"  {line}" for line in block[1:]), "}"]
@@ -64,6 +66,21 @@ def _arguments(kernel: Kernel, variant: Variant, launch: Mapping[str, Any], map_
         names.append(f"&{name}")
     # a kernel without arguments still needs an array in C++
     yield f"void* arguments[] = {_list(names or ['nullptr'])};"
+
+
+def _descs(launch: Mapping[str, Any]) -> tuple[list[str], str]:
+    """The table of what the arguments are, and how the launch is given it: nothing where one is a tensor map."""
+    arguments = launch["args"]
+    if not arguments or any("tma" in argument for argument in arguments):
+        return [], ""
+    descs = _list(_desc(argument) for argument in arguments)
+    return [f"static constexpr ArgumentDesc descs[] = {descs};"], f", descs, {len(arguments)}"
+
+
+def _desc(argument: Mapping[str, Any]) -> str:
+    if "tensor" in argument:
+        return f"{{{tensor(argument['tensor'])}, sizeof(void*)}}"
+    return f"{{-1, sizeof({_VALUE_TYPES[argument['dtype']]})}}"
 
 
 def _tensor_map(kernel: Kernel, tma: Mapping[str, Any], desc: str, name: str) -> Iterator[str]:

@@ -27,6 +27,12 @@ def param_desc(param: Param) -> str:
     return f"{{{quoted(param.name)}, {flags}, {rest}}}"
 
 
+def kinds(params: Iterable[Param]) -> str:
+    """The type of each parameter, none for a tensor."""
+    types = ("none" if param.is_tensor else cpp_dtype(param.dtypes[0]) for param in params)
+    return ", ".join(f"ScalarType::{name}" for name in types)
+
+
 def axis_values(axis: Axis) -> list[str]:
     if axis.kind == "dtype_of":
         return [f"static_cast<int64_t>(DType::{cpp_dtype(dtype)})" for dtype in axis.dtypes]
@@ -66,4 +72,4 @@ def scalar_fields(kernel: Kernel) -> list[str]:
 
 
 def axis_fields(kernel: Kernel) -> list[str]:
-    return [f"static_cast<int32_t>(args->{identifier(axis.name)})" for axis in kernel.plain_axes]
+    return [f"tk::read_axis(args->{identifier(axis.name)})" for axis in kernel.plain_axes]

@@ -1,4 +1,4 @@
-"""What all tests share: skipping those that need a GPU or the compiled extension, and a seed per test."""
+"""What all tests share: skipping those that need a GPU or the compiled extension, benchmarks, and a seed per test."""
 
 import hashlib
 import importlib.util
@@ -6,9 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.recording import add_record_option, pytest_terminal_summary
+from tests.benchmarking import (
+    add_benchmark_options,
+    benchmark_record,
+    benchmark_timer,
+    configure_benchmarks,
+    has_regressed,
+    report_benchmarks,
+    skip_benchmarks,
+)
+from tests.recording import add_record_option, record_outcomes
 
-__all__ = ["pytest_terminal_summary"]  # a hook
+__all__ = ["benchmark_record", "benchmark_timer"]  # fixtures
 
 _MUCH_MEMORY = 2 << 30  # bytes
 
@@ -16,9 +25,26 @@ _MUCH_MEMORY = 2 << 30  # bytes
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=0, help="base of every test's random seed (default 0)")
     add_record_option(parser)
+    add_benchmark_options(parser)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    configure_benchmarks(config)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    record_outcomes(terminalreporter, config)
+    for line in report_benchmarks(config):
+        terminalreporter.write_line(line)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.exitstatus == pytest.ExitCode.OK and has_regressed(session.config):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    skip_benchmarks(config, items)
     reason = _why_no_gpu()
     if reason:
         for item in items:

@@ -21,7 +21,7 @@ def add_record_option(parser: pytest.Parser) -> None:
     parser.addoption("--record", type=Path, help="file to append the counts of each test file to, as JSON lines")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def record_outcomes(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     file = config.getoption("--record")
     if file is None or hasattr(config, "workerinput"):  # pytest-xdist's controller sees the results of all its workers
         return

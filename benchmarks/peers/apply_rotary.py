@@ -1,37 +1,19 @@
-"""Times transform.apply_rotary beside a Triton kernel that does the same, the fastest of several settings; JSON lines.
-
-    python benchmarks/peers/apply_rotary.py [--output FILE]
-
-us: GPU time with a cold L2, query and key together; peer_us: the same of the peer. Needs a GPU that nobody else uses,
-and Triton.
-"""
+"""Peer of transform.apply_rotary in Triton: query and key one after the other, in place."""
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
-import sys
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from record import Record, describe_machine
-
-from tilekernels.testing import calc_diff
-from tilekernels.testing.bench import kernel_time_us
-from tilekernels.transform import apply_rotary
-from tilekernels.transform.apply_rotary import bench_cases
+from tilekernels.bench.peers import fastest
 
 HEADS, WARPS = (1, 4, 8, 16, 32), (1, 2, 4, 8)
-# Their products are rounded in other places
-MAX_DIFF = 1e-6
-TUNING_US = 2000.0
 
 
 @triton.jit
@@ -63,7 +45,7 @@ def _rotate(
         tl.store(at + half, (a * sin + b * cos).to(x.dtype.element_ty), inside)
 
 
-def rotate(call: dict[str, Any], heads: int, warps: int) -> None:
+def rotate(call: dict[str, Any], heads: int, warps: int) -> list[Any]:
     """The peer's apply_rotary, for three dimensions."""
     cache, positions = call["cos_sin_cache"], call["positions"]
     for x in (call["query"], call["key"]):
@@ -74,33 +56,15 @@ def rotate(call: dict[str, Any], heads: int, warps: int) -> None:
             half=x.shape[2] // 2, num=heads, has_positions=positions is not None,
             interleaved=call["interleaved"], conjugate=call["conjugate"], num_warps=warps,
         )  # fmt: skip
+    return [call["query"], call["key"]]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, help="file to append the lines to")
-    record = Record(parser.parse_args().output)
-    record.write(**describe_machine())
-    for case in bench_cases():
-        torch.manual_seed(0)
-        call = case.make("cuda")
-        torch.manual_seed(0)
-        peer_call = case.make("cuda")
-        apply_rotary(**call)
-        rotate(peer_call, 4, 4)
-        assert all(calc_diff(call[name], peer_call[name]) < MAX_DIFF for name in ("query", "key"))
-        times = {
-            (heads, warps): kernel_time_us(functools.partial(rotate, peer_call, heads, warps), TUNING_US)
-            for heads, warps in itertools.product(HEADS, WARPS)
-        }
-        best = min(times, key=lambda setting: times[setting])
-        us = kernel_time_us(functools.partial(apply_rotary, **call))
-        peer_us = kernel_time_us(functools.partial(rotate, peer_call, *best))
-        record.write(
-            stage="peers", operator=case.operator, params=case.params, us=us, gbs=case.bytes / us / 1e3,
-            peer="triton", peer_heads=best[0], peer_warps=best[1], peer_us=peer_us, of_peer=peer_us / us,
-        )  # fmt: skip
+def _clone(x: torch.Tensor) -> torch.Tensor:
+    """With the gaps between rows that x has, which clone() would close."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
 
 
-if __name__ == "__main__":
-    main()
+def make_peers(operator: str, kwargs: dict[str, Any]) -> dict[str, Callable[[], object]]:
+    call = {**kwargs, **{name: _clone(kwargs[name]) for name in ("query", "key")}}
+    settings = itertools.product(HEADS, WARPS)
+    return {"triton": fastest([functools.partial(rotate, call, heads, warps) for heads, warps in settings])}

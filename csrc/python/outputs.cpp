@@ -18,8 +18,7 @@ struct Sizes {
   int64_t alignment;
 };
 
-// ---- Reading requests
-// ------------------------------------------------------------------------------------------------
+// ---- Reading requests -----------------------------------------------------------------------------------------------
 
 PyObject* refuse_request(const Entry& entry, const Argument& argument, PyObject* request) {
   PyErr_Format(error_class(TK_INVALID_ARGUMENT), "%s: %s must be a tensor or (dtype, alignment, *sizes), got %R",
@@ -63,8 +62,7 @@ bool read_request(const Entry& entry, PyObject* request, const tk_tensor* const*
   return true;
 }
 
-// ---- torch.empty_strided
-// ---------------------------------------------------------------------------------------------
+// ---- torch.empty_strided --------------------------------------------------------------------------------------------
 
 PyObject* make_tuple(const int64_t* values, Py_ssize_t count) {
   PyObject* tuple = PyTuple_New(count);
@@ -100,11 +98,11 @@ PyObject* allocate_by_python(const int64_t* sizes, const int64_t* strides, Py_ss
   return tensor;
 }
 
-// ---- The same below Python
-// ------------------------------------------------------------------------------------------- torch's C interface for
-// compiled models allocates in 0.3 us on the host, Python's function takes 1.4 to do so: parsing its arguments is most
-// of it. What that interface lacks is the way to a Python object, which is the function that every C++ extension of
-// torch calls. Where either cannot be found, Python's function does it all.
+// ---- The same below Python ------------------------------------------------------------------------------------------
+
+// torch's C interface for compiled models allocates in 0.3 us on the host, Python's function takes 1.4 to do so:
+// parsing its arguments is most of it. What that interface lacks is the way to a Python object, which is the function
+// that every C++ extension of torch calls. Where either cannot be found, Python's function does it all.
 
 using Handle = void*;  // the address of an at::Tensor
 
@@ -204,8 +202,7 @@ PyObject* allocate(const Layout& layout, PyObject* dtype, int32_t device) {
   return rows;
 }
 
-// ---- Layouts
-// ---------------------------------------------------------------------------------------------------------
+// ---- Layouts --------------------------------------------------------------------------------------------------------
 
 PyObject* make_dense(const Sizes& sizes, PyObject* dtype, int32_t device) {
   int64_t strides[kMostSizes], stride = 1;

@@ -43,7 +43,7 @@ tk_status fail_unknown(const char* name) {
 }
 
 tk_status find(const char* name, const KernelDesc** kernel) {
-  if (name == nullptr) return fail(TK_INVALID_ARGUMENT, "tk_find: name must be a text, got null");
+  if (name == nullptr) return fail_null("tk_find", "name", "a text");
   *kernel = find_by_name(name);
   if (*kernel != nullptr) return TK_OK;
   record(name, nullptr, nullptr, nullptr, false);
@@ -144,8 +144,28 @@ tk_status preload(const char* const* names, int32_t num_names) {
   return names != nullptr ? preload_named(*driver, *device, names, num_names) : preload_all(*driver, *device);
 }
 
-tk_status fail_no_handle(const char* call) {
-  return fail(TK_INVALID_ARGUMENT, "%s: kernel must be a handle from tk_find, got null", call);
+bool has_plain_axes(const KernelDesc& kernel) {
+  for (int32_t i = 0; i < kernel.num_axes; ++i) {
+    if (kernel.axes[i].tensor < 0) return true;
+  }
+  return false;
+}
+
+// The handle and the arrays of a call by name, those that the kernel has no parameters for left out.
+tk_status check_arrays(const char* call, const tk_kernel* kernel, const tk_tensor* const* tensors,
+                       const tk_scalar* scalars, const int32_t* axes) {
+  if (kernel == nullptr) [[unlikely]]
+    return fail_null(call, "kernel", "a handle from tk_find");
+  if (pack_of(kernel) != nullptr) [[unlikely]]
+    return TK_OK;  // it looks itself
+  const KernelDesc& found = *desc(kernel);
+  if (tensors == nullptr && found.num_tensors > 0) [[unlikely]]
+    return fail_null(call, "tensors", "an array of pointers to tensors");
+  if (scalars == nullptr && found.num_params > found.num_tensors) [[unlikely]]
+    return fail_null(call, "scalars", "an array of scalars");
+  if (axes == nullptr && has_plain_axes(found)) [[unlikely]]
+    return fail_null(call, "axes", "an array of axis values");
+  return TK_OK;
 }
 
 tk_status fail_context(const Driver& driver, const char* call, CUresult result) {
@@ -163,6 +183,7 @@ using namespace tk;  // NOLINT: the functions below are the outer face of this n
 const char* tk_last_error(void) { return last_message(); }
 
 tk_status tk_find(const char* name, const tk_kernel** kernel) {
+  if (kernel == nullptr) return fail_null("tk_find", "kernel", "where to put the handle");
   const KernelDesc* found = name != nullptr ? find_by_name(name) : nullptr;
   *kernel = reinterpret_cast<const tk_kernel*>(found);
   if (found != nullptr) return TK_OK;
@@ -172,8 +193,7 @@ tk_status tk_find(const char* name, const tk_kernel** kernel) {
 
 tk_status tk_launch(const tk_kernel* kernel, const tk_tensor* const* tensors, const tk_scalar* scalars,
                     const int32_t* axes, tk_stream stream) {
-  if (kernel == nullptr) [[unlikely]]
-    return fail_no_handle("tk_launch");
+  TK_RETURN_IF_ERROR(check_arrays("tk_launch", kernel, tensors, scalars, axes));
   if (const Pack* pack = pack_of(kernel)) [[unlikely]]
     return from_pack(*pack, launch_in_pack(*pack, kernel, tensors, scalars, axes, stream));
   return call(*desc(kernel), tensors, scalars, axes, stream);
@@ -181,8 +201,7 @@ tk_status tk_launch(const tk_kernel* kernel, const tk_tensor* const* tensors, co
 
 tk_status tk_check(const tk_kernel* kernel, const tk_tensor* const* tensors, const tk_scalar* scalars,
                    const int32_t* axes) {
-  if (kernel == nullptr) [[unlikely]]
-    return fail_no_handle("tk_check");
+  TK_RETURN_IF_ERROR(check_arrays("tk_check", kernel, tensors, scalars, axes));
   if (const Pack* pack = pack_of(kernel)) [[unlikely]]
     return from_pack(*pack, pack->check(kernel, tensors, scalars, axes));
   return check(*desc(kernel), tensors, scalars, axes);
@@ -190,7 +209,7 @@ tk_status tk_check(const tk_kernel* kernel, const tk_tensor* const* tensors, con
 
 tk_status tk_workspace_size(const tk_kernel* kernel, int32_t param, const tk_tensor* const* tensors,
                             const tk_scalar* scalars, const int32_t* axes, int32_t num_sms, tk_workspace_info* info) {
-  if (kernel == nullptr) return fail_no_handle("tk_workspace_size");
+  TK_RETURN_IF_ERROR(check_arrays("tk_workspace_size", kernel, tensors, scalars, axes));
   if (const Pack* pack = pack_of(kernel))
     return from_pack(*pack, pack->workspace_size(kernel, param, tensors, scalars, axes, num_sms, info));
   const KernelDesc& found = *desc(kernel);
@@ -206,6 +225,12 @@ tk_status tk_workspace_size(const tk_kernel* kernel, int32_t param, const tk_ten
 }
 
 tk_status tk_preload(const char* const* names, int32_t num_names, int32_t device) {
+  if (num_names < 0) {
+    return fail(TK_INVALID_ARGUMENT, "tk_preload: num_names must be at least 0, got %d", static_cast<int>(num_names));
+  }
+  for (int32_t i = 0; names != nullptr && i < num_names; ++i) {
+    if (names[i] == nullptr) return fail_null("tk_preload", "each of names", "a text");
+  }
   if (device < 0) return preload(names, num_names);
   void* previous = nullptr;
   TK_RETURN_IF_ERROR(tk_enter_device(device, &previous));
@@ -215,6 +240,7 @@ tk_status tk_preload(const char* const* names, int32_t num_names, int32_t device
 }
 
 tk_status tk_enter_device(int32_t ordinal, void** previous) {
+  if (previous == nullptr) return fail_null("tk_enter_device", "previous", "where to put the context to restore");
   *previous = nullptr;
   const Driver* driver = nullptr;
   const Device* device = nullptr;
@@ -226,9 +252,13 @@ tk_status tk_enter_device(int32_t ordinal, void** previous) {
   if (result != CUDA_SUCCESS) return fail_context(*driver, "cuCtxGetCurrent", result);
   if (current == primary) [[likely]]
     return TK_OK;
+  // One that was destroyed meanwhile is not to be restored. Asked only where there is one: compute-sanitizer reports
+  // every call that the driver refuses.
+  unsigned long long id = 0;
+  const bool is_alive = current != nullptr && driver->cuCtxGetId(nullptr, &id) == CUDA_SUCCESS;
   result = driver->cuCtxSetCurrent(primary);
   if (result != CUDA_SUCCESS) return fail_context(*driver, "cuCtxSetCurrent", result);
-  *previous = current;
+  *previous = is_alive ? current : nullptr;
   return TK_OK;
 }
 

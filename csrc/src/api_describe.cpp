@@ -29,6 +29,8 @@ tk_status fail_index(const char* call, const KernelDesc& kernel, int32_t index, 
               kernel.name, static_cast<int>(index));
 }
 
+tk_status fail_no_handle(const char* call) { return fail_null(call, "kernel", "a handle from tk_find"); }
+
 bool in_range(int32_t index, int32_t count) { return index >= 0 && index < count; }
 
 bool covers(const KernelDesc& kernel, int32_t key, const int32_t* labels) {
@@ -65,6 +67,7 @@ const tk_kernel* tk_kernel_at(int32_t index) {
 const char* tk_arch_at(int32_t index) { return in_range(index, kNumArchs) ? kArchs[index] : nullptr; }
 
 tk_status tk_describe_kernel(const tk_kernel* kernel, tk_kernel_info* info) {
+  if (kernel == nullptr) return fail_no_handle("tk_describe_kernel");
   if (const Pack* pack = pack_of(kernel)) return from_pack(*pack, pack->describe_kernel(kernel, info));
   const KernelDesc& found = *desc(kernel);
   tk_kernel_info value = {};
@@ -76,6 +79,7 @@ tk_status tk_describe_kernel(const tk_kernel* kernel, tk_kernel_info* info) {
 }
 
 tk_status tk_describe_param(const tk_kernel* kernel, int32_t index, tk_param_info* info) {
+  if (kernel == nullptr) return fail_no_handle("tk_describe_param");
   if (const Pack* pack = pack_of(kernel)) return from_pack(*pack, pack->describe_param(kernel, index, info));
   const KernelDesc& found = *desc(kernel);
   if (!in_range(index, found.num_params)) return fail_index("tk_describe_param", found, index, found.num_params);
@@ -93,6 +97,7 @@ tk_status tk_describe_param(const tk_kernel* kernel, int32_t index, tk_param_inf
 }
 
 const char* tk_param_dtype(const tk_kernel* kernel, int32_t param, int32_t index) {
+  if (kernel == nullptr) return nullptr;
   if (const Pack* pack = pack_of(kernel)) return pack->param_dtype(kernel, param, index);
   const KernelDesc& found = *desc(kernel);
   if (!in_range(param, found.num_params)) return nullptr;
@@ -102,6 +107,7 @@ const char* tk_param_dtype(const tk_kernel* kernel, int32_t param, int32_t index
 }
 
 tk_status tk_describe_axis(const tk_kernel* kernel, int32_t index, tk_axis_info* info) {
+  if (kernel == nullptr) return fail_no_handle("tk_describe_axis");
   if (const Pack* pack = pack_of(kernel)) return from_pack(*pack, pack->describe_axis(kernel, index, info));
   const KernelDesc& found = *desc(kernel);
   if (!in_range(index, found.num_axes)) return fail_index("tk_describe_axis", found, index, found.num_axes);
@@ -117,6 +123,7 @@ tk_status tk_describe_axis(const tk_kernel* kernel, int32_t index, tk_axis_info*
 }
 
 tk_status tk_describe_variant(const tk_kernel* kernel, int32_t index, tk_variant_info* info) {
+  if (kernel == nullptr) return fail_no_handle("tk_describe_variant");
   if (const Pack* pack = pack_of(kernel)) return from_pack(*pack, pack->describe_variant(kernel, index, info));
   const KernelDesc& found = *desc(kernel);
   if (!in_range(index, found.num_variants)) return fail_index("tk_describe_variant", found, index, found.num_variants);
@@ -130,6 +137,7 @@ tk_status tk_describe_variant(const tk_kernel* kernel, int32_t index, tk_variant
 }
 
 int32_t tk_covers(const tk_kernel* kernel, const int32_t* labels, const char* arch) {
+  if (kernel == nullptr) return 0;
   if (const Pack* pack = pack_of(kernel)) return pack->covers(kernel, labels, arch);
   const KernelDesc& found = *desc(kernel);
   for (int32_t i = 0; i < found.num_variants; ++i) {
@@ -146,11 +154,15 @@ int32_t tk_covers(const tk_kernel* kernel, const int32_t* labels, const char* ar
 
 // ---- The machine ---------------------------------------------------------------------------------------------------
 
-tk_status tk_driver_version(int32_t* version) { return driver_version(version); }
+tk_status tk_driver_version(int32_t* version) {
+  if (version == nullptr) return fail_null("tk_driver_version", "version", "where to put the number");
+  return driver_version(version);
+}
 
 int32_t tk_required_driver_version(void) { return kBuildInfo.cuda_version; }
 
 tk_status tk_num_devices(int32_t* count) {
+  if (count == nullptr) return fail_null("tk_num_devices", "count", "where to put the number");
   const Driver* driver = nullptr;
   TK_RETURN_IF_ERROR(find_driver(&driver));
   int value = 0;

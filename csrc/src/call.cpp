@@ -45,10 +45,16 @@ tk_status check_params(const Frame& frame, const tk_tensor** first) {
       return fail_param_dtype(frame, param, tensor);
     if (param.rank >= 0 && view->ndim != param.rank) [[unlikely]]
       return fail_rank(frame, tensor, param.rank);
-    if (view->ndim > kMaxRank) [[unlikely]]
+    if (view->ndim > kMaxRank || view->ndim < 0) [[unlikely]]
       return fail_rank(frame, tensor, kMaxRank);
+    if (view->shape == nullptr && view->ndim > 0) [[unlikely]]
+      return fail_no_shape(frame, tensor);
+    if (has_too_many_elements(*view)) [[unlikely]]
+      return fail_too_many_elements(frame, tensor);
     if (view->data == nullptr && has_elements(*view) && !frame.check_only) [[unlikely]]
       return fail_no_data(frame, tensor);
+    if (!aligned(view, itemsize_of(dtype)) && has_elements(*view)) [[unlikely]]
+      return fail_misaligned(frame, tensor);
     if (first_index < 0) {
       first_index = tensor;
       *first = view;
@@ -231,7 +237,7 @@ tk_status launch_plan(const Plan& plan, const Driver& driver, const tk_tensor* c
   frame.signature = plan.signature;
   frame.bound = plan.bound;
   for (int32_t i = 0; i < plan.signature->num_symbols; ++i) frame.symbols[i] = plan.symbols[i];
-  Launcher launcher(driver, *plan.device, *plan.variant, stream, plan.functions);
+  Launcher launcher(driver, *plan.device, *plan.variant, stream, plan.functions, nullptr);
   return plan.variant->launch(frame, launcher);
 }
 
@@ -244,8 +250,11 @@ tk_status call(const KernelDesc& kernel, const tk_tensor* const* tensors, const 
   const Driver* driver = open_driver_table.load(std::memory_order_acquire);
   if (driver != nullptr && make_key(*driver, kernel, tensors, scalars, axes, &key)) [[likely]] {
     plan = &plan_of(key);
-    if (is_plan_of(*plan, kernel, key)) [[likely]]
+    if (is_plan_of(*plan, kernel, key)) [[likely]] {
+      if (plan->ready.num_launches >= 0) [[likely]]
+        return launch_ready(*plan, *driver, tensors, stream);
       return launch_plan(*plan, *driver, tensors, scalars, stream);
+    }
   }
   Frame frame;
   Choice choice = {};
@@ -253,7 +262,9 @@ tk_status call(const KernelDesc& kernel, const tk_tensor* const* tensors, const 
   const tk_status chosen = choose(frame, axes, &choice);
   if (chosen != TK_OK) [[unlikely]]
     return launch_by_pack(kernel, tensors, scalars, axes, stream, chosen);
-  Launcher launcher(*choice.driver, *choice.device, *choice.variant, stream);
+  if (plan != nullptr) start_plan(plan);
+  Launcher launcher(*choice.driver, *choice.device, *choice.variant, stream, nullptr,
+                    plan != nullptr ? &plan->ready : nullptr);
   TK_RETURN_IF_ERROR(choice.variant->launch(frame, launcher));
   if (plan != nullptr) keep_plan(*choice.driver, frame, *choice.device, *choice.variant, key, plan);
   return TK_OK;

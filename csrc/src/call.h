@@ -21,7 +21,7 @@ tk_status check_frame(Frame& frame, const KernelDesc& kernel, const tk_tensor* c
 tk_status workspace_size(const KernelDesc& kernel, int32_t tensor, const tk_tensor* const* tensors,
                          const tk_scalar* scalars, const int32_t* axes, int32_t num_sms, tk_workspace_info* info);
 
-// Message of a typed entry whose argument struct is null or has no size.
-[[gnu::cold]] tk_status fail_args(const KernelDesc& kernel);
+// Message of a typed entry whose argument struct read_args does not take; known: sizeof that struct here.
+[[gnu::cold]] tk_status fail_args(const KernelDesc& kernel, const size_t* given_size, size_t known);
 
 }  // namespace tk

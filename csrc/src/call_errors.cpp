@@ -89,9 +89,32 @@ void add_remedy(Message& message, const Device& device) {
 
 }  // namespace
 
-tk_status fail_args(const KernelDesc& kernel) {
-  return fail(TK_INVALID_ARGUMENT, "%s: the arguments must be a struct whose size field is sizeof that struct, got %s",
-              kernel.name, "null or a size of 0");
+tk_status fail_args(const KernelDesc& kernel, const size_t* given_size, size_t known) {
+  Message message;
+  message.add("%s: the arguments must be a struct whose size field is sizeof that struct, %zu here, got ", kernel.name,
+              known);
+  if (given_size == nullptr) {
+    message.add("null");
+  } else if (*given_size > known && *given_size <= kMaxArgsBytes && *given_size % alignof(void*) == 0) {
+    message.add("%zu: a field is set that this library does not know, it is older than the header", *given_size);
+  } else {
+    message.add("%zu", *given_size);
+  }
+  return TK_INVALID_ARGUMENT;
+}
+
+tk_status fail_no_shape(const Frame& frame, int32_t tensor) {
+  start(frame, tensor_param(*frame.kernel, tensor).name)
+      .add("must have a shape of %d dimensions, got a null pointer", static_cast<int>(frame.tensors[tensor]->ndim));
+  return TK_INVALID_ARGUMENT;
+}
+
+tk_status fail_misaligned(const Frame& frame, int32_t tensor) {
+  const tk_tensor& view = *frame.tensors[tensor];
+  Message message = start(frame, tensor_param(*frame.kernel, tensor).name);
+  message.add("must start at a multiple of %d bytes, as ", static_cast<int>(itemsize_of(dtype_of(view))));
+  message.add_dtype(dtype_of(view)).add(" does, got address %p", data_of(&view));
+  return TK_INVALID_ARGUMENT;
 }
 
 tk_status fail_param_dtype(const Frame& frame, const ParamDesc& param, int32_t tensor) {

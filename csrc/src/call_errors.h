@@ -7,6 +7,8 @@ namespace tk {
 
 [[gnu::cold]] tk_status fail_param_dtype(const Frame& frame, const ParamDesc& param, int32_t tensor);
 [[gnu::cold]] tk_status fail_no_data(const Frame& frame, int32_t tensor);
+[[gnu::cold]] tk_status fail_no_shape(const Frame& frame, int32_t tensor);
+[[gnu::cold]] tk_status fail_misaligned(const Frame& frame, int32_t tensor);
 [[gnu::cold]] tk_status fail_overlap(const Frame& frame, int32_t tensor);
 [[gnu::cold]] tk_status fail_other_device(const Frame& frame, int32_t tensor, int32_t first);
 [[gnu::cold]] tk_status fail_other_dtype(const Frame& frame, int32_t tensor, int32_t first);

@@ -112,6 +112,14 @@ void add_values(Message& message, const Frame& frame, const char* text) {
 
 }  // namespace
 
+bool is_known_size(const void* given, size_t size, size_t known) {
+  if (size < sizeof(size_t) || size % alignof(void*) != 0 || size > kMaxArgsBytes) return false;
+  for (size_t i = known; i < size; ++i) {
+    if (static_cast<const unsigned char*>(given)[i] != 0) return false;
+  }
+  return true;
+}
+
 tk_status fail_present(const Frame& frame, int tensor) {
   start(frame, tensor).add("must be None in this configuration, got a tensor");
   return TK_INVALID_ARGUMENT;
@@ -133,7 +141,9 @@ tk_status fail_dtype(const Frame& frame, int tensor, const DType* allowed, int32
 tk_status fail_rank(const Frame& frame, int tensor, int rank) {
   const tk_tensor& view = *frame.tensors[tensor];
   Message message = start(frame, tensor);
-  message.add("must have %d dimension%s, got %d of shape ", rank, rank == 1 ? "" : "s", static_cast<int>(view.ndim));
+  message.add("must have %d dimension%s, got %d", rank, rank == 1 ? "" : "s", static_cast<int>(view.ndim));
+  if (view.ndim < 0 || view.ndim > kMaxRank || (view.shape == nullptr && view.ndim > 0)) return TK_INVALID_ARGUMENT;
+  message.add(" of shape ");
   add_tuple(message, view.shape, view.ndim);
   return TK_INVALID_ARGUMENT;
 }
@@ -162,10 +172,23 @@ tk_status fail_strides(const Frame& frame, int tensor, const int64_t* expected, 
   return TK_INVALID_ARGUMENT;
 }
 
-tk_status fail_range(const Frame& frame, int tensor, int axis, bool stride, int64_t value) {
-  start(frame, tensor)
-      .add("must have a %s below 2147483648 in dimension %d, got %lld", stride ? "stride" : "size", axis,
-           static_cast<long long>(value));
+tk_status fail_range(const Frame& frame, int tensor, int axis, bool stride, int64_t value, int64_t limit) {
+  Message message = start(frame, tensor);
+  message.add("must have a %s ", stride ? "stride" : "size");
+  if (value < 0) {
+    message.add("of at least 0");
+  } else {
+    message.add("below %lld", static_cast<long long>(limit) + 1);
+  }
+  message.add(" in dimension %d, got %lld", axis, static_cast<long long>(value));
+  return TK_INVALID_ARGUMENT;
+}
+
+tk_status fail_too_many_elements(const Frame& frame, int tensor) {
+  const tk_tensor& view = *frame.tensors[tensor];
+  Message message = start(frame, tensor);
+  message.add("must have at most %lld elements, got shape ", static_cast<long long>(kMaxExtent));
+  add_tuple(message, view.shape, view.ndim);
   return TK_INVALID_ARGUMENT;
 }
 

@@ -55,12 +55,15 @@ constexpr bool is_dtype(const tk_tensor* tensor, DType dtype) {
 
 // ---- Shapes and strides --------------------------------------------------------------------------------------------
 
+// No size or stride reaches it, so that sums of products of them stay within int64.
+constexpr int64_t kMaxExtent = (int64_t{1} << 48) - 1;
+
 constexpr int64_t kAny = INT64_MIN;  // expected value that a check passes over: it depends on a tensor that is absent
 
 constexpr int64_t dense_stride(const tk_tensor& tensor, int axis) {
-  int64_t stride = 1;
-  for (int i = axis + 1; i < tensor.ndim; ++i) stride *= tensor.shape[i];
-  return stride;
+  uint64_t stride = 1;  // sizes that nobody has checked yet may overflow
+  for (int i = axis + 1; i < tensor.ndim; ++i) stride *= static_cast<uint64_t>(tensor.shape[i]);
+  return static_cast<int64_t>(stride);
 }
 constexpr int64_t stride_of(const tk_tensor& tensor, int axis) {
   return tensor.strides != nullptr ? tensor.strides[axis] : dense_stride(tensor, axis);
@@ -70,6 +73,15 @@ constexpr bool has_elements(const tk_tensor& tensor) {
     if (tensor.shape[i] == 0) return false;
   }
   return true;
+}
+// More elements than any memory has: products of its sizes could leave int64.
+constexpr bool has_too_many_elements(const tk_tensor& tensor) {
+  int64_t left = kMaxExtent;
+  for (int i = 0; i < tensor.ndim; ++i) {
+    if (tensor.shape[i] <= 0) return false;
+    left /= tensor.shape[i];
+  }
+  return left == 0;
 }
 // The stride of a dimension of at most one element is never used, and callers leave anything there.
 constexpr bool stride_matters(const tk_tensor& tensor, int axis) {
@@ -93,7 +105,8 @@ constexpr bool stride_is(const tk_tensor* tensor, int axis, int64_t expected) {
 [[gnu::cold]] tk_status fail_shape(const Frame& frame, int tensor, const int64_t* expected, int rank, const char* text);
 [[gnu::cold]] tk_status fail_strides(const Frame& frame, int tensor, const int64_t* expected, int rank,
                                      const char* text);
-[[gnu::cold]] tk_status fail_range(const Frame& frame, int tensor, int axis, bool stride, int64_t value);
+[[gnu::cold]] tk_status fail_range(const Frame& frame, int tensor, int axis, bool stride, int64_t value, int64_t limit);
+[[gnu::cold]] tk_status fail_too_many_elements(const Frame& frame, int tensor);
 [[gnu::cold]] tk_status fail_guard(const Frame& frame, const char* text);
 
 // ---- What Signature::bind is made of -------------------------------------------------------------------------------
@@ -122,8 +135,8 @@ inline tk_status check_absent(const Frame& frame, int tensor) {
 }
 
 inline tk_status bind_value(Frame& frame, int symbol, int tensor, int axis, bool stride, int64_t value, int64_t limit) {
-  if (value > limit) [[unlikely]]
-    return fail_range(frame, tensor, axis, stride, value);
+  if (static_cast<uint64_t>(value) > static_cast<uint64_t>(min(limit, kMaxExtent))) [[unlikely]]
+    return fail_range(frame, tensor, axis, stride, value, min(limit, kMaxExtent));
   frame.symbols[symbol] = value;
   frame.bound |= 1u << symbol;
   return TK_OK;
@@ -176,14 +189,33 @@ inline tk_status check_guard(const Frame& frame, bool holds, const char* text) {
 
 // ---- What typed C entries are made of ------------------------------------------------------------------------------
 
+// An axis of an argument struct, which may be a number that its enum does not have: reading that as the enum would be
+// undefined.
+template <typename Axis>
+inline int32_t read_axis(const Axis& axis) {
+  static_assert(sizeof(Axis) == sizeof(int32_t));
+  int32_t value;
+  std::memcpy(&value, &axis, sizeof(value));
+  return value;
+}
+
+// Larger than any argument struct: what was never set is mostly larger.
+constexpr size_t kMaxArgsBytes = 8192;
+
+// Whether a caller's struct may be read, and holds nothing that this library does not know: a header that is newer may
+// have more fields, as long as they are zero.
+[[gnu::cold]] bool is_known_size(const void* given, size_t size, size_t known);
+
 // The arguments of a typed entry: the caller's, or a copy of the part that its `size` field says it has, with zeros for
-// the fields it does not know. Null: none were given, or without a size.
+// the fields it does not know. Null: see fail_args.
 template <typename Args>
 inline const Args* read_args(const Args* given, Args* copy) {
-  if (given == nullptr || given->size < sizeof(size_t)) [[unlikely]]
+  if (given == nullptr) [[unlikely]]
     return nullptr;
-  if (given->size >= sizeof(Args)) [[likely]]
+  if (given->size == sizeof(Args)) [[likely]]
     return given;
+  if (!is_known_size(given, given->size, sizeof(Args))) return nullptr;
+  if (given->size > sizeof(Args)) return given;
   std::memset(copy, 0, sizeof(Args));
   std::memcpy(copy, given, given->size);
   return copy;

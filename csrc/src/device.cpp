@@ -72,7 +72,14 @@ tk_status find_device(const Driver& driver, int32_t ordinal, const Device** devi
 
 tk_status find_current_device(const Driver& driver, const Device** device) {
   CUdevice ordinal = -1;
-  const CUresult result = driver.cuCtxGetDevice(&ordinal);
+  // The id is what a destroyed context refuses; the driver (580.159) ends the process in a later call.
+  unsigned long long id = 0;
+  const char* call = "cuCtxGetId";
+  CUresult result = driver.cuCtxGetId(nullptr, &id);
+  if (result == CUDA_SUCCESS) {
+    call = "cuCtxGetDevice";
+    result = driver.cuCtxGetDevice(&ordinal);
+  }
   if (result == CUDA_SUCCESS) [[likely]]
     return find_device(driver, ordinal, device);
   if (result == CUDA_ERROR_INVALID_CONTEXT) {
@@ -87,7 +94,7 @@ tk_status find_current_device(const Driver& driver, const Device** device) {
   }
   Message message;
   message.add("asking for the current device: ");
-  return add_driver_error(message, driver, "cuCtxGetDevice", result);
+  return add_driver_error(message, driver, call, result);
 }
 
 tk_status find_primary_context(const Driver& driver, const Device& device, CUcontext* context) {

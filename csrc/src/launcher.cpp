@@ -105,11 +105,7 @@ unsigned fill_attributes(const LaunchDesc& launch, CUlaunchAttribute* attributes
     attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
     attribute.value.clusterDim = {launch.cluster[0], launch.cluster[1], launch.cluster[2]};
   }
-  if (launch.pdl && is_pdl_on()) {
-    CUlaunchAttribute& attribute = attributes[count++];
-    attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-    attribute.value.programmaticStreamSerializationAllowed = 1;
-  }
+  if (launch.pdl && is_pdl_on()) count += fill_pdl(&attributes[count]);
   if (launch.cooperative) {
     CUlaunchAttribute& attribute = attributes[count++];
     attribute.id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
@@ -137,7 +133,8 @@ tk_status Launcher::make_map(const Frame& frame, const TensorMapDesc& desc, cons
   return fail_map(driver_, frame, desc, global_dim, global_stride, result);
 }
 
-tk_status Launcher::launch(const Frame& frame, int index, const Geometry& geometry, void** arguments) {
+tk_status Launcher::launch(const Frame& frame, int index, const Geometry& geometry, void** arguments,
+                           const ArgumentDesc* descs, int num_descs) {
   if (is_empty(geometry)) return TK_OK;
   if (geometry.grid[0] > kMaxGridX || geometry.grid[1] > kMaxGridYZ || geometry.grid[2] > kMaxGridYZ) [[unlikely]] {
     return fail_grid(frame, geometry);
@@ -164,11 +161,17 @@ tk_status Launcher::launch(const Frame& frame, int index, const Geometry& geomet
       .numAttrs = fill_attributes(launch, attributes),
   };
   const CUresult result = driver_.cuLaunchKernelEx(&config, kernel, arguments, nullptr);
-  if (result == CUDA_SUCCESS) [[likely]]
-    return TK_OK;
+  if (result != CUDA_SUCCESS) [[unlikely]]
+    return fail_launch(driver_, *frame.kernel, device_, launch, result);
+  if (ready_ != nullptr) note_launch(config, launch, index, arguments, descs, num_descs, ready_);
+  return TK_OK;
+}
+
+tk_status fail_launch(const Driver& driver, const KernelDesc& kernel, const Device& device, const LaunchDesc& launch,
+                      int result) {
   Message message;
-  message.add("%s: launching %s on cuda:%d: ", frame.kernel->name, launch.symbol, static_cast<int>(device_.ordinal));
-  return add_driver_error(message, driver_, "cuLaunchKernelEx", result);
+  message.add("%s: launching %s on cuda:%d: ", kernel.name, launch.symbol, static_cast<int>(device.ordinal));
+  return add_driver_error(message, driver, "cuLaunchKernelEx", static_cast<CUresult>(result));
 }
 
 }  // namespace tk

@@ -91,6 +91,10 @@ Message& Message::add_separator(int32_t index, int32_t count, const char* word) 
   return index + 1 == count ? add(" %s ", word) : add(", ");
 }
 
+tk_status fail_null(const char* call, const char* argument, const char* requirement) {
+  return fail(TK_INVALID_ARGUMENT, "%s: %s must be %s, got null", call, argument, requirement);
+}
+
 tk_status fail(tk_status status, const char* format, ...) {
   message[0] = '\0';
   va_list arguments;

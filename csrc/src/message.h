@@ -25,6 +25,9 @@ class Message {
 // One-line failure: sets the message and returns `status`.
 [[gnu::cold, gnu::format(printf, 2, 3)]] tk_status fail(tk_status status, const char* format, ...);
 
+// A pointer of the caller that is null: "tk_find: name must be a text, got null".
+[[gnu::cold]] tk_status fail_null(const char* call, const char* argument, const char* requirement);
+
 // "bfloat16"; null for a dtype without a name here.
 const char* dtype_name(DType dtype);
 

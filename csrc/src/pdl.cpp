@@ -26,6 +26,6 @@ int32_t tk_get_pdl(void) { return tk::process_pdl.load(std::memory_order_relaxed
 
 tk_pdl_mode tk_set_thread_pdl(tk_pdl_mode mode) {
   const auto previous = static_cast<tk_pdl_mode>(tk::thread_pdl);
-  tk::thread_pdl = mode;
+  tk::thread_pdl = mode == TK_PDL_OFF || mode == TK_PDL_ON ? mode : TK_PDL_DEFAULT;
   return previous;
 }

@@ -1,9 +1,11 @@
 #include "plans.h"
 
+#include <cstddef>
 #include <cstring>
 
 #include "check.h"
 #include "loader.h"
+#include "pdl.h"
 
 namespace tk {
 
@@ -12,26 +14,20 @@ namespace {
 constexpr int kNumPlans = 32;  // a decode step calls about as many kernels, most of them with one set of shapes
 thread_local Plan plans[kNumPlans];
 
-// dtype 32 | device type 8 | device 12 | rank 4 | address % 128, 7 | dense 1 bits
-uint64_t tensor_word(const tk_tensor& tensor) {
-  const uint64_t address = reinterpret_cast<uintptr_t>(data_of(&tensor)) % 128;
-  return static_cast<uint64_t>(dtype_of(tensor)) << 32 | static_cast<uint64_t>(tensor.device.device_type & 0xFF) << 24 |
-         static_cast<uint64_t>(tensor.device.device_id & 0xFFF) << 12 | static_cast<uint64_t>(tensor.ndim) << 8 |
-         address << 1 | static_cast<uint64_t>(tensor.strides == nullptr);
+static_assert(offsetof(tk_tensor, ndim) % 8 == 0 && offsetof(tk_tensor, dtype) == offsetof(tk_tensor, ndim) + 4 &&
+              sizeof(tk_tensor::device) == 8);
+
+uint64_t load_word(const void* address) {
+  uint64_t word;
+  std::memcpy(&word, address, sizeof(word));
+  return word;
 }
 
-// The bits that the type has: what else is in the union was never set.
-uint64_t scalar_word(const tk_scalar& scalar, ScalarType type) {
-  switch (type) {
-    case ScalarType::float64:
-    case ScalarType::int64: return static_cast<uint64_t>(scalar.i64);
-    case ScalarType::bool_: return scalar.b != 0;
-    case ScalarType::float32:
-    case ScalarType::int32:
-    case ScalarType::none: return static_cast<uint32_t>(scalar.i32);
-  }
-  return 0;
-}
+// The bits of a scalar that its type has, by ScalarType: what else is in the union was never set.
+constexpr uint64_t kScalarBits[] = {0, UINT32_MAX, UINT64_MAX, UINT32_MAX, UINT64_MAX, UINT32_MAX};
+static_assert(static_cast<int>(ScalarType::float32) == 1 && static_cast<int>(ScalarType::float64) == 2 &&
+              static_cast<int>(ScalarType::int32) == 3 && static_cast<int>(ScalarType::int64) == 4 &&
+              static_cast<int>(ScalarType::bool_) == 5);
 
 // A tensor without memory is left to the checks: whether it may be depends on its sizes.
 bool is_plain(const tk_tensor& tensor) { return tensor.ndim >= 0 && tensor.ndim <= kMaxRank && tensor.data != nullptr; }
@@ -46,19 +42,27 @@ struct Writer {
     sum += word;
   }
 
+  // rank, dtype | device, with address % 128 and whether it is dense in bits 8 to 15 of its type, which are zero |
+  // sizes | strides
   void add(const tk_tensor& tensor) {
-    add(tensor_word(tensor));
-    if (tensor.ndim == 2 && tensor.strides != nullptr) [[likely]] {  // most are: 12 instructions instead of 50
-      const uint64_t sizes[] = {static_cast<uint64_t>(tensor.shape[0]), static_cast<uint64_t>(tensor.shape[1]),
-                                static_cast<uint64_t>(tensor.strides[0]), static_cast<uint64_t>(tensor.strides[1])};
-      std::memcpy(next, sizes, sizeof(sizes));
-      next += 4;
-      sum += sizes[0] + sizes[1] + sizes[2] + sizes[3];
+    const uint64_t address = reinterpret_cast<uintptr_t>(tensor.data) + tensor.byte_offset;
+    add(load_word(&tensor.ndim));
+    add(load_word(&tensor.device) ^ (address % 128 << 9 | static_cast<uint64_t>(tensor.strides == nullptr) << 8));
+    if (tensor.ndim == 2) [[likely]] {  // most are
+      add(static_cast<uint64_t>(tensor.shape[0]));
+      add(static_cast<uint64_t>(tensor.shape[1]));
+      if (tensor.strides == nullptr) return;
+      add(static_cast<uint64_t>(tensor.strides[0]));
+      add(static_cast<uint64_t>(tensor.strides[1]));
       return;
     }
-    for (int32_t i = 0; i < tensor.ndim; ++i) add(static_cast<uint64_t>(tensor.shape[i]));
-    if (tensor.strides == nullptr) return;
-    for (int32_t i = 0; i < tensor.ndim; ++i) add(static_cast<uint64_t>(tensor.strides[i]));
+    add_all(tensor.shape, tensor.ndim);
+    if (tensor.strides != nullptr) add_all(tensor.strides, tensor.ndim);
+  }
+
+  void add_all(const int64_t* values, int32_t count) {
+#pragma GCC unroll 1
+    for (int32_t i = 0; i < count; ++i) add(static_cast<uint64_t>(values[i]));
   }
 };
 
@@ -66,7 +70,7 @@ struct Writer {
 
 bool make_key(const Driver& driver, const KernelDesc& kernel, const tk_tensor* const* tensors, const tk_scalar* scalars,
               const int32_t* axes, CallKey* key) {
-  constexpr int kMostOfTensor = 1 + 2 * kMaxRank;
+  constexpr int kMostOfTensor = 2 + 2 * kMaxRank;
   const uint64_t* const end =
       key->words + CallKey::kMaxWords - kMostOfTensor - kMaxAxes;  // room for one more and the axes
   Writer writer = {key->words, reinterpret_cast<uintptr_t>(&kernel)};
@@ -74,23 +78,21 @@ bool make_key(const Driver& driver, const KernelDesc& kernel, const tk_tensor* c
   if (driver.cuCtxGetId(nullptr, &context) != CUDA_SUCCESS) return false;
   writer.add(context);
   const bool is_short = 1 + kernel.num_tensors * kMostOfTensor + kernel.num_params + kMaxAxes <= CallKey::kMaxWords;
-  for (const ParamDesc* param = kernel.params; param < kernel.params + kernel.num_params; ++param) {
+  for (const ScalarType *kind = kernel.kinds, *last = kind + kernel.num_params; kind < last; ++kind) {
     if (!is_short && writer.next > end) return false;
-    if (!param->tensor) {
-      writer.add(scalar_word(*scalars++, param->scalar));
+    if (*kind != ScalarType::none) {
+      writer.add(load_word(scalars++) & kScalarBits[static_cast<int>(*kind)]);
       continue;
     }
     const tk_tensor* tensor = *tensors++;
     if (tensor == nullptr) {
-      writer.add(0);  // no dtype is 0
+      writer.add(0);  // of a rank and dtype that no tensor has
       continue;
     }
     if (!is_plain(*tensor)) return false;
     writer.add(*tensor);
   }
-  for (int32_t i = 0; i < kernel.num_axes; ++i) {
-    if (kernel.axes[i].tensor < 0) writer.add(static_cast<uint64_t>(*axes++));
-  }
+  for (int32_t i = 0; i < kernel.num_plain_axes; ++i) writer.add(static_cast<uint64_t>(axes[i]));
   key->num_words = static_cast<int32_t>(writer.next - key->words);
   key->sum = writer.sum;
   return true;
@@ -102,8 +104,57 @@ Plan& plan_of(const CallKey& key) {
 }
 
 bool is_plan_of(const Plan& plan, const KernelDesc& kernel, const CallKey& key) {
-  return plan.key.sum == key.sum && plan.kernel == &kernel && plan.key.num_words == key.num_words &&
-         std::memcmp(plan.key.words, key.words, static_cast<size_t>(key.num_words) * sizeof(uint64_t)) == 0;
+  if (plan.key.sum != key.sum || plan.kernel != &kernel || plan.key.num_words != key.num_words) return false;
+  uint64_t difference = 0;
+  for (int32_t i = 0; i < key.num_words; ++i) difference |= plan.key.words[i] ^ key.words[i];
+  return difference == 0;
+}
+
+void start_plan(Plan* plan) {
+  plan->kernel = nullptr;
+  plan->ready.num_launches = plan->ready.num_arguments = plan->ready.num_addresses = 0;
+}
+
+void note_launch(const CUlaunchConfig& config, const LaunchDesc& launch, int32_t index, void* const* arguments,
+                 const ArgumentDesc* descs, int num_descs, ReadyCall* ready) {
+  if (ready->num_launches < 0) return;
+  const bool is_plain = !launch.cooperative && launch.cluster[0] * launch.cluster[1] * launch.cluster[2] == 1;
+  int32_t num_addresses = ready->num_addresses;
+  for (int i = 0; i < num_descs; ++i) num_addresses += descs[i].tensor >= 0;
+  if (descs == nullptr || !is_plain || ready->num_launches == ReadyCall::kMaxLaunches ||
+      ready->num_arguments + num_descs > ReadyCall::kMaxArguments || num_addresses > ReadyCall::kMaxAddresses) {
+    ready->num_launches = -1;
+    return;
+  }
+  ReadyCall::Launch& noted = ready->launches[ready->num_launches++];
+  noted = {nullptr, config, ready->arguments + ready->num_arguments, &launch, index};
+  for (int i = 0; i < num_descs; ++i, ++ready->num_arguments) {
+    uint64_t* value = &ready->values[ready->num_arguments];
+    ready->arguments[ready->num_arguments] = value;
+    std::memcpy(value, arguments[i], static_cast<size_t>(descs[i].size));
+    if (descs[i].tensor < 0) continue;
+    ready->addresses[ready->num_addresses++] = {static_cast<uint8_t>(ready->num_arguments),
+                                                static_cast<uint8_t>(descs[i].tensor)};
+  }
+}
+
+tk_status launch_ready(Plan& plan, const Driver& driver, const tk_tensor* const* tensors, tk_stream stream) {
+  ReadyCall& ready = plan.ready;
+  for (int32_t i = 0; i < ready.num_addresses; ++i) {
+    const ReadyCall::Address address = ready.addresses[i];
+    ready.values[address.value] = reinterpret_cast<uintptr_t>(data_of(tensors[address.tensor]));
+  }
+  for (int32_t i = 0; i < ready.num_launches; ++i) {
+    ReadyCall::Launch& launch = ready.launches[i];
+    CUlaunchAttribute attribute;
+    launch.config.hStream = stream;
+    launch.config.attrs = &attribute;
+    launch.config.numAttrs = launch.desc->pdl && is_pdl_on() ? fill_pdl(&attribute) : 0;
+    const CUresult result = driver.cuLaunchKernelEx(&launch.config, launch.function, launch.arguments, nullptr);
+    if (result != CUDA_SUCCESS) [[unlikely]]
+      return fail_launch(driver, *plan.kernel, *plan.device, *launch.desc, result);
+  }
+  return TK_OK;
 }
 
 void keep_plan(const Driver& driver, const Frame& frame, const Device& device, const VariantDesc& variant,
@@ -121,6 +172,11 @@ void keep_plan(const Driver& driver, const Frame& frame, const Device& device, c
     if ((variant.states[i].ready.load(std::memory_order_acquire) >> device.ordinal & 1) == 0) continue;
     CUkernel kernel = variant.states[i].kernel.load(std::memory_order_relaxed);
     if (driver.cuKernelGetFunction(&plan->functions[i], kernel) != CUDA_SUCCESS) plan->functions[i] = nullptr;
+  }
+  for (int32_t i = 0; i < plan->ready.num_launches; ++i) {
+    ReadyCall::Launch& launch = plan->ready.launches[i];
+    launch.function = launch.index < Plan::kMaxLaunches ? plan->functions[launch.index] : nullptr;
+    if (launch.function == nullptr) plan->ready.num_launches = -1;
   }
   plan->key.num_words = key.num_words;
   plan->key.sum = key.sum;

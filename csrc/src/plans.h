@@ -6,6 +6,7 @@
 #pragma once
 
 #include "driver.h"
+#include "launcher.h"
 #include "registry.h"
 
 namespace tk {
@@ -21,17 +22,43 @@ struct CallKey {
   uint64_t words[kMaxWords];
 };
 
+// The launches of a call as the driver takes them. In a call with the same key only addresses and the stream differ, so
+// that it costs their patching: the launch function would go through tables, frame and symbols, which the driver's own
+// work has driven out of the first cache each time.
+struct ReadyCall {
+  static constexpr int kMaxLaunches = 3, kMaxArguments = 32, kMaxAddresses = 16;
+  struct Launch {
+    CUfunction function;
+    CUlaunchConfig config;
+    void** arguments;
+    const LaunchDesc* desc;
+    int32_t index;  // among the variant's launches
+  };
+  struct Address {
+    uint8_t value, tensor;  // values[value] is the address of that tensor
+  };
+  int32_t
+      num_launches;  // -1: by the launch function (tensor maps, cooperative grids and clusters, long argument lists)
+  int32_t num_arguments, num_addresses;
+  Address addresses[kMaxAddresses];
+  Launch launches[kMaxLaunches];
+  void* arguments[kMaxArguments];
+  uint64_t values[kMaxArguments];
+};
+
 struct Plan {
   static constexpr int kMaxLaunches = 8;
   const KernelDesc* kernel;  // null: nothing is planned here
   const VariantDesc* variant;
-  const Signature* signature;
   const Device* device;
+  ReadyCall ready;
+  CallKey key;
+  // For the launch function, where the call is not ready
+  const Signature* signature;
   uint32_t bound;
   int64_t symbols[kMaxSymbols];
   // Of the key's context, which saves the driver finding them in every launch (0.1 us); null until known
   CUfunction functions[kMaxLaunches];
-  CallKey key;
 };
 
 // False where the call is too long for a key, where there is no context, or where the tensors are not even readable.
@@ -42,6 +69,16 @@ bool make_key(const Driver& driver, const KernelDesc& kernel, const tk_tensor* c
 Plan& plan_of(const CallKey& key);
 
 bool is_plan_of(const Plan& plan, const KernelDesc& kernel, const CallKey& key);
+
+// Empties a plan, for the launches of a call that is under way.
+void start_plan(Plan* plan);
+
+// One launch more of the call; after one that cannot be repeated by patching its addresses, none is.
+void note_launch(const CUlaunchConfig& config, const LaunchDesc& launch, int32_t index, void* const* arguments,
+                 const ArgumentDesc* descs, int num_descs, ReadyCall* ready);
+
+// The launches of a call whose plan is ready.
+tk_status launch_ready(Plan& plan, const Driver& driver, const tk_tensor* const* tensors, tk_stream stream);
 
 // After a call that succeeded.
 void keep_plan(const Driver& driver, const Frame& frame, const Device& device, const VariantDesc& variant,

@@ -142,6 +142,10 @@ struct KeyDesc {
 
 struct KernelDesc {
   const char* name;  // "moe.topk_gate"
+  // What the key of a call is made of, packed so that a repeated call reads one cache line of the tables: the type of
+  // each parameter, `none` for a tensor, and how many axes the caller states.
+  const ScalarType* kinds;
+  int32_t num_plain_axes;
   const ParamDesc* params;
   int32_t num_params;
   int32_t num_tensors;

@@ -60,7 +60,8 @@ inline void check(int error, const char* call) {
 }
 #define CUDA_CHECK(call, ...) ::cuda::check(::cuda::driver().call(__VA_ARGS__), #call)
 
-// Device memory of the current context.
+// Device memory of the current context. What is written to it has arrived when a call returns: the driver's own calls
+// may return earlier, and a Stream does not wait for the default stream, on which they run.
 class Buffer {
  public:
   explicit Buffer(size_t num_bytes) : num_bytes_(num_bytes) {
@@ -68,7 +69,9 @@ class Buffer {
   }
   template <typename T>
   explicit Buffer(const std::vector<T>& values) : Buffer(values.size() * sizeof(T)) {
-    if (num_bytes_ > 0) CUDA_CHECK(cuMemcpyHtoD_v2, memory_, values.data(), num_bytes_);
+    if (num_bytes_ == 0) return;
+    CUDA_CHECK(cuMemcpyHtoD_v2, memory_, values.data(), num_bytes_);
+    CUDA_CHECK(cuStreamSynchronize, nullptr);
   }
   ~Buffer() {
     if (memory_ != 0) driver().cuMemFree_v2(memory_);
@@ -79,7 +82,9 @@ class Buffer {
   void* get() const { return reinterpret_cast<void*>(memory_); }
   size_t num_bytes() const { return num_bytes_; }
   void fill(unsigned char value) {
-    if (num_bytes_ > 0) CUDA_CHECK(cuMemsetD8_v2, memory_, value, num_bytes_);
+    if (num_bytes_ == 0) return;
+    CUDA_CHECK(cuMemsetD8_v2, memory_, value, num_bytes_);
+    CUDA_CHECK(cuStreamSynchronize, nullptr);
   }
   template <typename T>
   std::vector<T> download() const {

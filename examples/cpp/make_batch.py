@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from tilekernels import moe, quant
+from tilekernels import gemm, moe, quant
 
-NUM_TOKENS, NUM_EXPERTS, NUM_TOPK, HIDDEN = 61, 24, 4, 1024
+NUM_TOKENS, NUM_EXPERTS, NUM_TOPK, HIDDEN, INTERMEDIATE = 61, 24, 4, 1024, 512
 ALIGNMENT = 16  # rows of an expert's segment are a multiple of it
 GROUP = 128  # channels that share a scale
 
@@ -34,6 +34,9 @@ def make_batch() -> dict[str, torch.Tensor]:
         "scores": torch.randn(NUM_TOKENS, NUM_EXPERTS, generator=generator),
         "x": torch.randn(NUM_TOKENS, HIDDEN, generator=generator).bfloat16(),
         "topk_weights": torch.rand(NUM_TOKENS, NUM_TOPK, generator=generator),
+        # Of all experts; the rows of gates, then those of values
+        "up_weight": (torch.randn(2 * INTERMEDIATE, HIDDEN, generator=generator) * HIDDEN**-0.5).bfloat16(),
+        "down_weight": (torch.randn(HIDDEN, INTERMEDIATE, generator=generator) * INTERMEDIATE**-0.5).bfloat16(),
         "alignment": torch.tensor([ALIGNMENT], dtype=torch.int32),
     }
 
@@ -46,6 +49,10 @@ def run_layer(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     pos_to_expert, token_topk_to_pos = mapping[0], mapping[3]
     expanded = moe.expand_to_fused(batch["x"], token_topk_to_pos, pos_to_expert)
     data, sf = quant.per_token_cast(expanded, "e4m3", GROUP)
+    restored = quant.per_token_cast_back((data, sf), "bf16", GROUP)
+    gates_and_values = gemm.matmul(restored, batch["up_weight"])
+    activated = quant.swiglu_forward_and_per_token_cast(gates_and_values, "e4m3", GROUP)
+    returned = gemm.matmul(quant.per_token_cast_back(activated, "bf16", GROUP), batch["down_weight"])
     return {
         "topk_idx": topk_idx,
         "pos_to_expert": pos_to_expert,
@@ -53,7 +60,9 @@ def run_layer(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         "expanded": expanded,
         "data": data,
         "sf": sf,
-        "out": moe.reduce_fused(expanded, batch["topk_weights"], token_topk_to_pos),
+        "restored": restored,
+        "gates_and_values": gates_and_values,
+        "out": moe.reduce_fused(returned, batch["topk_weights"], token_topk_to_pos),
     }
 
 

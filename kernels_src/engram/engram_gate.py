@@ -3,9 +3,10 @@
 Per token and stream: three sums over a row make the gate, then the row is written: a token's row is needed twice and
 read once. A block keeps one stream, whose weights (and in the backward pass their gradients) stay in registers, and
 walks over the tokens; the blocks of the streams take the same tokens at about the same time, so that the shared values
-come from L2. Rows travel through a ring in shared memory by asynchronous copies; a thread copies what it will read
-itself, so that the ring needs no barriers. Forms differ in the width of a row that their threads hold; the last one
-takes any hidden size, stride and address, and reads rows twice.
+come from L2. Where that is slower, blocks of the backward pass, whose gradients of values mix the streams, take whole
+tokens. Rows travel through a ring in shared memory by asynchronous copies; a thread copies what it will read itself, so
+that the ring needs no barriers. Forms differ in the width of a row that their threads hold; the last one takes any
+hidden size, stride and address, and reads rows twice.
 """
 
 import tilelang.language as T
@@ -45,25 +46,31 @@ class _Ring:
 
 
 # Form -> threads, pieces of a row, blocks of a multiprocessor, stages. A stage of the forward pass is a row of x, k
-# and v; that of the backward pass one of grad_out, x, k and v, and a quarter of the four rows of grad_out.
+# and v; that of the backward pass one of grad_out, x, k and v, and a quarter of the four rows of grad_out. More is not
+# faster: with 2560 columns the backward pass moves 97 % of a copy's bytes with two blocks of two stages, 90 % with two
+# of four or three of two.
 _FORWARD = {
-    "h2048": (128, 2, 4, 4),
-    "h2560": (160, 2, 3, 4),
-    "h3072": (192, 2, 3, 4),
+    "h2048": (64, 4, 4, 3),
+    "h2560": (64, 5, 6, 2),
+    "h3072": (96, 4, 4, 2),
     "h4096": (128, 4, 4, 2),
-    "h6144": (256, 3, 2, 3),
+    "h6144": (192, 4, 2, 3),
     "h7168": (224, 4, 1, 5),
     "h8192": (256, 4, 1, 4),
 }
+# Four warps at least: each of the first four has a thread that copies saved numbers
 _BACKWARD = {
-    "h2048": (128, 2, 3, 3),
-    "h2560": (160, 2, 2, 4),
-    "h3072": (192, 2, 2, 3),
+    "h2048": (128, 2, 2, 2),
+    "h2560": (160, 2, 2, 2),
+    "h3072": (192, 2, 2, 2),
     "h4096": (256, 2, 2, 2),
-    "h6144": (384, 2, 1, 3),
-    "h7168": (448, 2, 1, 2),
+    "h6144": (256, 3, 1, 2),
+    "h7168": (224, 4, 1, 2),
     "h8192": (512, 2, 1, 2),
 }
+# Instead, where shared memory takes whole tokens: a stage has four rows of grad_out, x and k, and one of v. Two blocks
+# of a cluster that share a wider token and exchange their sums were slower than streams (7168 columns: 86 %).
+_BACKWARD_TOKENS = {"h4096": (512, 1, 1, 2)}
 
 
 def _forward_ring(form: str) -> _Ring:
@@ -71,9 +78,15 @@ def _forward_ring(form: str) -> _Ring:
     return _Ring(threads, steps, 3, blocks, stages)
 
 
-def _backward_ring(form: str) -> _Ring:
+def _backward_ring(form: str) -> tuple[_Ring, bool]:
+    """The ring, and whether its stages are whole tokens."""
+    if form in _BACKWARD_TOKENS:
+        threads, steps, blocks, stages = _BACKWARD_TOKENS[form]
+        ring = _Ring(threads, steps, 3 * _STREAMS + 1, blocks, stages)
+        if ring.stages > 1:
+            return ring, True
     threads, steps, blocks, stages = _BACKWARD[form]
-    return _Ring(threads, steps, 5, blocks, stages)
+    return _Ring(threads, steps, 5, blocks, stages), False
 
 
 # ---- what both directions share --------------------------------------------------------------------------------------
@@ -564,6 +577,164 @@ def _backward_by_ring(
 
 
 @T.macro
+def _fetch_token(ring_buffer, rows, token, slot, hidden, num_tokens, ring):
+    """Start copying a token's rows to a slot of the ring: four of grad_out, hidden_states and k, and one of v."""
+    thread = T.get_thread_binding()
+    if token < num_tokens:
+        if thread * _CHANNELS < hidden:
+            at = slot * (ring.rows * ring.capacity) + thread * _CHANNELS
+            for i in T.unroll(_STREAMS):
+                _copy(ring_buffer, at + i * ring.capacity, rows[0], token, i, thread * _CHANNELS)
+            for i in T.unroll(_STREAMS):
+                _copy(ring_buffer, at + (_STREAMS + i) * ring.capacity, rows[1], token, i, thread * _CHANNELS)
+            for i in T.unroll(_STREAMS):
+                _copy(ring_buffer, at + (2 * _STREAMS + i) * ring.capacity, rows[2], token, i, thread * _CHANNELS)
+            _copy(ring_buffer, at + 3 * _STREAMS * ring.capacity, rows[3], token, thread * _CHANNELS)
+    T.ptx_commit_group()
+
+
+@T.macro
+def _load_numbers(numbers, saved, token, num_tokens):
+    """The saved numbers of one of a token's streams, which is another in each of four lanes."""
+    stream = T.get_thread_binding() % _STREAMS
+    if token < num_tokens:
+        numbers[0] = saved[0][token, stream]
+        numbers[1] = saved[1][token, stream]
+        numbers[2] = saved[2][token, stream]
+        numbers[3] = saved[3][token, stream]
+
+
+@T.macro
+def _backward_token(
+    ring_buffer, numbers, weights, grad_weights, scratch, outputs, token, slot, turn, is_image, scalars, ring
+):
+    """A token whose rows have arrived. outputs: grad_hidden_states, grad_k, grad_v; scalars: (hidden, clamp_value)."""
+    thread = T.get_thread_binding()
+    sums = T.alloc_local((_STREAMS,), "float32")
+    factors = T.alloc_local((3 * _STREAMS,), "float32")
+    gates = T.alloc_local((_STREAMS,), "float32")
+    grad_x = T.alloc_local((_CHANNELS,), "bfloat16")
+    grad_k = T.alloc_local((_CHANNELS,), "bfloat16")
+    hidden, clamp_value = scalars
+    at = slot * (ring.rows * ring.capacity) + thread * _CHANNELS
+    for i in T.unroll(_STREAMS):
+        sums[i] = T.float32(0)
+    if thread * _CHANNELS < hidden:
+        for i in T.unroll(_STREAMS):
+            T.call_extern(
+                "handle",
+                "tk::add_dot_x8",
+                T.address_of(ring_buffer[at + i * ring.capacity]),
+                T.address_of(ring_buffer[at + 3 * _STREAMS * ring.capacity]),
+                T.address_of(sums[i]),
+            )
+    _block_sums(_STREAMS, ring.threads, sums, scratch, turn)
+    T.call_extern(
+        "handle",
+        "tk::find_gate_gradients_x4",
+        T.address_of(sums[0]),
+        T.address_of(numbers[0]),
+        hidden,
+        clamp_value,
+        T.address_of(factors[0]),
+        T.address_of(gates[0]),
+    )
+    if thread * _CHANNELS < hidden:
+        for i in T.unroll(_STREAMS):
+            if is_image[0]:
+                for j in T.vectorized(_CHANNELS):
+                    grad_x[j] = ring_buffer[at + i * ring.capacity + j]
+                for j in T.vectorized(_CHANNELS):
+                    grad_k[j] = T.bfloat16(0)
+            else:
+                T.call_extern(
+                    "handle",
+                    "tk::gate_gradients_x8",
+                    T.address_of(ring_buffer[at + i * ring.capacity]),
+                    T.address_of(ring_buffer[at + (_STREAMS + i) * ring.capacity]),
+                    T.address_of(ring_buffer[at + (2 * _STREAMS + i) * ring.capacity]),
+                    T.address_of(weights[i * _CHANNELS]),
+                    T.address_of(factors[i * 3]),
+                    T.address_of(grad_weights[i * _CHANNELS]),
+                    T.address_of(grad_x[0]),
+                    T.address_of(grad_k[0]),
+                )
+            for j in T.vectorized(_CHANNELS):
+                outputs[0][token, i, thread * _CHANNELS + j] = grad_x[j]
+            for j in T.vectorized(_CHANNELS):
+                outputs[1][token, i, thread * _CHANNELS + j] = grad_k[j]
+        T.call_extern(
+            "handle",
+            "tk::value_gradients_x8",
+            T.address_of(ring_buffer[at]),
+            ring.capacity,
+            T.address_of(gates[0]),
+            T.address_of(grad_x[0]),
+        )
+        if is_image[0]:
+            for j in T.vectorized(_CHANNELS):
+                grad_x[j] = T.bfloat16(0)
+        for j in T.vectorized(_CHANNELS):
+            outputs[2][token, thread * _CHANNELS + j] = grad_x[j]
+
+
+@T.macro
+def _backward_by_tokens(
+    rows, weight_fused, image_token_mask, saved, outputs, grad_w_partial, block, num_tokens, num_parts, scalars, ring
+):
+    include("gate.cuh")
+    T.annotate_min_blocks_per_sm(ring.blocks)
+    ring_buffer = T.alloc_shared((ring.stages * ring.rows * ring.capacity,), "bfloat16")
+    scratch = T.alloc_shared((2 * _STREAMS * (ring.threads // 32),), "float32")
+    weights = T.alloc_local((_STREAMS * _CHANNELS,), "float32")
+    grad_weights = T.alloc_local((_STREAMS * _CHANNELS,), "float32")
+    numbers = T.alloc_local((4,), "float32")
+    next_numbers = T.alloc_local((4,), "float32")
+    is_image = T.alloc_local((1,), "bool")
+    token = T.alloc_var("int32")
+    slot = T.alloc_var("int32")
+    next_slot = T.alloc_var("int32")
+    turn = T.alloc_var("int32")
+    thread = T.get_thread_binding()
+    token = block
+    for stage in T.unroll(ring.stages - 1):
+        _fetch_token(ring_buffer, rows, token + stage * num_parts, stage, scalars[0], num_tokens, ring)
+    for i in T.unroll(4):
+        next_numbers[i] = T.float32(0)
+    _load_numbers(next_numbers, saved, token, num_tokens)
+    for i in T.unroll(_STREAMS * _CHANNELS // 4):
+        if thread * _CHANNELS < scalars[0]:
+            for j in T.vectorized(4):
+                weights[i * 4 + j] = weight_fused[i // 2, thread * _CHANNELS + i % 2 * 4 + j]
+        else:
+            for j in T.vectorized(4):
+                weights[i * 4 + j] = T.float32(0)
+    for i in T.unroll(_STREAMS * _CHANNELS):
+        grad_weights[i] = T.float32(0)
+    slot = 0
+    next_slot = ring.stages - 1
+    turn = 0
+    while token < num_tokens:
+        _fetch_token(ring_buffer, rows, token + (ring.stages - 1) * num_parts, next_slot, scalars[0], num_tokens, ring)
+        for i in T.unroll(4):
+            numbers[i] = next_numbers[i]
+        _load_numbers(next_numbers, saved, token + num_parts, num_tokens)
+        _read_mask(image_token_mask, token, is_image)
+        T.ptx_wait_group(ring.stages - 1)
+        _backward_token(
+            ring_buffer, numbers, weights, grad_weights, scratch, outputs, token, slot, turn, is_image, scalars, ring
+        )
+        token += num_parts
+        next_slot = slot
+        slot = T.if_then_else(slot == ring.stages - 1, 0, slot + 1)
+        turn += 1
+    for i in T.unroll(_STREAMS * _CHANNELS // 4):
+        if thread * _CHANNELS < scalars[0]:
+            for j in T.vectorized(4):
+                grad_w_partial[block, i // 2, thread * _CHANNELS + i % 2 * 4 + j] = grad_weights[i * 4 + j]
+
+
+@T.macro
 def _backward_general(
     rows, weight_fused, image_token_mask, saved, outputs, grad_w_partial, block, num_tokens, num_parts, scalars
 ):
@@ -660,7 +831,7 @@ def engram_gate_bwd(form):
     k_strides = T.dynamic("k_token_stride", "int64"), T.dynamic("k_stream_stride", "int64"), 1
     grad_k_strides = T.dynamic("grad_k_token_stride", "int64"), T.dynamic("grad_k_stream_stride", "int64"), 1
     v_stride, grad_v_stride = T.dynamic("v_stride", "int64"), T.dynamic("grad_v_stride", "int64")
-    ring = None if form == "general" else _backward_ring(form)
+    ring, has_tokens = (None, False) if form == "general" else _backward_ring(form)
     threads = _GENERAL_THREADS if form == "general" else ring.threads
     rows, numbers = (num_tokens, _STREAMS, hidden), (num_tokens, _STREAMS)
 
@@ -693,8 +864,14 @@ def engram_gate_bwd(form):
             T.assume(grad_k_strides[0] % _CHANNELS == 0)
             T.assume(grad_k_strides[1] % _CHANNELS == 0)
             T.assume(grad_v_stride % _CHANNELS == 0)
-        with T.Kernel(num_parts * _STREAMS, threads=threads) as block:
-            if form == "general":
+        with T.Kernel(num_parts * (1 if has_tokens else _STREAMS), threads=threads) as block:
+            if has_tokens:
+                _backward_by_tokens(
+                    (grad_out, hidden_states, k, v), weight_fused, image_token_mask,
+                    (dot, gate_score, rstd_x, rstd_k), (grad_hidden_states, grad_k, grad_v), grad_w_partial,
+                    block, num_tokens, num_parts, (hidden, clamp_value), ring,
+                )  # fmt: skip
+            elif form == "general":
                 _backward_general(
                     (grad_out, hidden_states, k, v), weight_fused, image_token_mask,
                     (dot, gate_score, rstd_x, rstd_k), (grad_hidden_states, grad_k, grad_v), grad_w_partial,

@@ -11,6 +11,7 @@ from ..declare import kernel
 
 _THREADS = 256
 _TOKENS = 4  # of a thread
+_BLOCKS = 3  # of a multiprocessor; left alone, a thread takes 96 registers, with four of them some spill
 _UNROLLED = 4  # ids of an n-gram
 
 
@@ -44,6 +45,7 @@ def engram_hash():
         tile = T.max(T.truncdiv(_THREADS, T.max(num_columns, 1)), 1) * _TOKENS
         with T.Kernel(T.ceildiv(num_tokens, tile), num_layers, threads=_THREADS) as (block, layer):
             include("hash.cuh")
+            T.annotate_min_blocks_per_sm(_BLOCKS)
             reciprocal = T.alloc_local((1,), "uint64")
             hashed = T.alloc_local((_TOKENS,), "int64")
             ids = T.alloc_local((_UNROLLED * _TOKENS,), "int32")

@@ -1,8 +1,8 @@
 """The optimiser of the embedding tables: a momentum step, then norms of a large matrix's rows and columns in turns.
 
-Only two vectors of scales are kept, so that each step reads the matrix once. A warp takes whole rows, several at a time
-where they are short, and keeps the scales (and the sums) of its columns in registers. Forms differ in the columns that
-a warp holds; the last one takes any width and address, and reads rows twice.
+Only two vectors of scales are kept, so that each step reads the matrix once. A team, one warp or four, takes whole
+rows, several at a time where they are short, and keeps the scales (and the sums) of its columns in registers. Forms
+differ in the columns that a team holds; the last one takes any width and address, and reads rows twice.
 """
 
 import tilelang.language as T
@@ -20,15 +20,25 @@ _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 _WARP = 32
 _WARPS = 8
 _THREADS = _WARP * _WARPS
-_PIECE = _WARP * 4  # columns that the lanes of a warp hold in 16 bytes each
-_IN_FLIGHT = 8  # pieces of a warp
+_IN_FLIGHT = 8  # accesses of 16 bytes of a thread
 
-# Form -> pieces of a row
-_PIECES = {"c256": 2, "c512": 4, "c1024": 8}
+
+class _Team:
+    """The threads of a row, and the accesses of 16 bytes that each needs for it; teams of a block."""
+
+    def __init__(self, warps: int, pieces: int, block_warps: int) -> None:
+        self.warps, self.threads, self.pieces = warps, warps * _WARP, pieces
+        self.width = self.threads * 4  # columns of a piece
+        self.columns = pieces * self.width
+        self.rows = _IN_FLIGHT // pieces
+        self.teams = max(block_warps // warps, 1)
+
+
+# Form -> warps of a team, pieces of a row
+_TEAMS = {"c256": (1, 2), "c512": (1, 4), "c1024": (1, 8), "c2048": (4, 4), "c4096": (4, 8)}
 # Callers ask for three times as many blocks of engram_sinkhorn_step as there are multiprocessors, and all are to run at
-# a time: warps of a block
-_STEP_BLOCKS = 3
-_STEP_WARPS = {"c256": 8, "c512": 8, "c1024": 4, "general": 8}
+# a time. Four warps each leave registers for the rows that come next.
+_STEP_BLOCKS, _STEP_WARPS = 3, 4
 
 
 def _fma(x, y, z):
@@ -110,44 +120,61 @@ def engram_sinkhorn_momentum_update(kind, momentum, form):
 
 
 @T.macro
-def _load_columns(col_scale, scales, lane, num_cols, pieces):
-    for piece in T.unroll(pieces):
-        if piece * _PIECE < num_cols:
+def _load_columns(col_scale, scales, lane, num_cols, team):
+    for piece in T.unroll(team.pieces):
+        if (piece * team.threads + lane) * 4 < num_cols:
             for i in T.vectorized(4):
-                scales[piece * 4 + i] = col_scale[(piece * _WARP + lane) * 4 + i]
+                scales[piece * 4 + i] = col_scale[(piece * team.threads + lane) * 4 + i]
         else:
             for i in T.vectorized(4):
                 scales[piece * 4 + i] = T.float32(0)
 
 
 @T.macro
-def _load_rows(matrix, row_scale, values, row_scales, bounds, lane, num_cols, pieces, warps):
-    """A warp's rows first, first + warps, ... below end; bounds: (first, end), in a tuple, because a macro renames the
-    variables that it is given by themselves."""
-    for row in T.unroll(_IN_FLIGHT // pieces):
-        if bounds[0] + row * warps < bounds[1]:
-            row_scales[row] = row_scale[bounds[0] + row * warps]
-            for piece in T.unroll(pieces):
-                if piece * _PIECE < num_cols:
-                    for i in T.vectorized(4):
-                        values[(row * pieces + piece) * 4 + i] = matrix[
-                            bounds[0] + row * warps, (piece * _WARP + lane) * 4 + i
-                        ]
-                else:
-                    for i in T.vectorized(4):
-                        values[(row * pieces + piece) * 4 + i] = T.float32(0)
+def _load_rows(matrix, row_scale, values, row_scales, bounds, lane, num_cols, team):
+    """A team's rows first, first + teams, ... below end, zeros beyond; bounds: (first, end), in a tuple, because a
+    macro renames the variables that it is given by themselves."""
+    for row in T.unroll(team.rows):
+        row_scales[row] = T.float32(0)
+        if bounds[0] + row * team.teams < bounds[1]:
+            row_scales[row] = row_scale[bounds[0] + row * team.teams]
+        for piece in T.unroll(team.pieces):
+            if bounds[0] + row * team.teams < bounds[1] and (piece * team.threads + lane) * 4 < num_cols:
+                for i in T.vectorized(4):
+                    values[(row * team.pieces + piece) * 4 + i] = matrix[
+                        bounds[0] + row * team.teams, (piece * team.threads + lane) * 4 + i
+                    ]
+            else:
+                for i in T.vectorized(4):
+                    values[(row * team.pieces + piece) * 4 + i] = T.float32(0)
 
 
 @T.macro
-def _scale_row(values, row_scales, scales, row, norm, pieces):
-    """values = row_scale * values * col_scale for one row; norm[0] = the root of its sum of squares."""
-    norm[0] = T.float32(0)
-    for i in T.unroll(pieces * 4):
-        values[row * pieces * 4 + i] = _mul(_mul(row_scales[row], values[row * pieces * 4 + i]), scales[i])
-        norm[0] = _fma(values[row * pieces * 4 + i], values[row * pieces * 4 + i], norm[0])
+def _scale_rows(values, row_scales, scales, norms, shared, turn, team):
+    """values = row_scale * values * col_scale, norms = the roots of the rows' sums of squares. Rows take their steps
+    together, so that none waits for its own. shared: two sets of sums that a team of several warps uses in turns."""
+    for row in T.unroll(team.rows):
+        norms[row] = T.float32(0)
+    for row in T.unroll(team.rows):
+        for i in T.unroll(team.pieces * 4):
+            at = row * team.pieces * 4 + i
+            values[at] = _mul(_mul(row_scales[row], values[at]), scales[i])
+            norms[row] = _fma(values[at], values[at], norms[row])
     for i in T.unroll(5):
-        norm[0] += T.shfl_xor(norm[0], 1 << i)
-    norm[0] = _sqrt(norm[0])
+        for row in T.unroll(team.rows):
+            norms[row] += T.shfl_xor(norms[row], 1 << i)
+    if team.warps > 1:
+        thread = T.get_thread_binding()
+        if thread % _WARP == 0:
+            for row in T.unroll(team.rows):
+                shared[turn % 2, row, thread // _WARP] = norms[row]
+        T.sync_threads()
+        for row in T.unroll(team.rows):
+            norms[row] = shared[turn % 2, row, 0]
+            for i in T.unroll(team.warps - 1):
+                norms[row] += shared[turn % 2, row, i + 1]
+    for row in T.unroll(team.rows):
+        norms[row] = _sqrt(norms[row])
 
 
 @T.macro
@@ -171,7 +198,7 @@ def _norm_of_row(matrix, row_scale, col_scale, row, num_cols, norm, shared):
     norm[0] = _sqrt(norm[0])
 
 
-@kernel(axes=grid(form=forms(*_PIECES, "general")), pass_configs=_PASS_CONFIGS)
+@kernel(axes=grid(form=forms(*_TEAMS, "general")), pass_configs=_PASS_CONFIGS)
 def engram_sinkhorn_step(form):
     """Write the norm of each row of x = row_scale * matrix * col_scale to row_norm, divide row_scale by norm + eps, and
     write sums over rows of the squares of x / (norm + eps) to col_sumsq_partial.
@@ -179,8 +206,8 @@ def engram_sinkhorn_step(form):
     The rows of col_sumsq_partial say how many blocks share the matrix's rows; all are written.
     """
     num_rows, num_cols, num_workers = T.dynamic("num_rows"), T.dynamic("num_cols"), T.dynamic("num_workers")
-    pieces, warps = _PIECES.get(form, 0), _STEP_WARPS[form]
-    threads = warps * _WARP
+    team = None if form == "general" else _Team(*_TEAMS[form], _STEP_WARPS)
+    threads = _THREADS if form == "general" else _STEP_WARPS * _WARP
 
     @T.prim_func
     def main(
@@ -193,21 +220,19 @@ def engram_sinkhorn_step(form):
     ):
         T.assume(num_cols % 256 == 0)
         if form != "general":
-            T.assume(num_cols <= pieces * _PIECE)
+            T.assume(num_cols <= team.columns)
         with T.Kernel(num_workers, threads=threads) as block:
-            norm = T.alloc_local((1,), "float32")
             inverse = T.alloc_var("float32")
             scaled = T.alloc_var("float32")
             first = T.alloc_var("int32")
             end = T.alloc_var("int32")
             share = T.alloc_var("int32")
             thread = T.get_thread_binding()
-            lane = thread % _WARP
-            warp = thread // _WARP
             share = T.ceildiv(num_rows, num_workers)
             first = T.min(block * share, num_rows)
             end = T.min(first + share, num_rows)
             if form == "general":
+                norm = T.alloc_local((1,), "float32")
                 shared = T.alloc_shared((_WARPS,), "float32")
                 for i in T.serial(T.truncdiv(num_cols, threads)):
                     col_sumsq_partial[block, i * threads + thread] = T.float32(0)
@@ -226,50 +251,73 @@ def engram_sinkhorn_step(form):
                     first += 1
             else:
                 T.annotate_min_blocks_per_sm(_STEP_BLOCKS)
-                sums_of_warps = T.alloc_shared((warps, pieces * _PIECE), "float32")
                 values = T.alloc_local((_IN_FLIGHT * 4,), "float32")
-                row_scales = T.alloc_local((_IN_FLIGHT // pieces,), "float32")
-                scales = T.alloc_local((pieces * 4,), "float32")
-                sums = T.alloc_local((pieces * 4,), "float32")
-                _load_columns(col_scale, scales, lane, num_cols, pieces)
-                for i in T.unroll(pieces * 4):
+                next_values = T.alloc_local((_IN_FLIGHT * 4,), "float32")
+                row_scales = T.alloc_local((team.rows,), "float32")
+                next_row_scales = T.alloc_local((team.rows,), "float32")
+                norms = T.alloc_local((team.rows,), "float32")
+                scales = T.alloc_local((team.pieces * 4,), "float32")
+                sums = T.alloc_local((team.pieces * 4,), "float32")
+                shared = T.alloc_shared((2, team.rows, team.warps), "float32")
+                turn = T.alloc_var("int32")
+                lane = thread % team.threads
+                first += thread // team.threads
+                turn = 0
+                _load_rows(matrix, row_scale, next_values, next_row_scales, (first, end), lane, num_cols, team)
+                _load_columns(col_scale, scales, lane, num_cols, team)
+                for i in T.unroll(team.pieces * 4):
                     sums[i] = T.float32(0)
-                first += warp
                 while first < end:
-                    _load_rows(matrix, row_scale, values, row_scales, (first, end), lane, num_cols, pieces, warps)
-                    for row in T.unroll(_IN_FLIGHT // pieces):
-                        if first + row * warps < end:
-                            _scale_row(values, row_scales, scales, row, norm, pieces)
-                            inverse = _div(T.float32(1), norm[0] + eps)
+                    for i in T.unroll(_IN_FLIGHT * 4):
+                        values[i] = next_values[i]
+                    for row in T.unroll(team.rows):
+                        row_scales[row] = next_row_scales[row]
+                    _load_rows(
+                        matrix, row_scale, next_values, next_row_scales, (first + team.rows * team.teams, end), lane,
+                        num_cols, team,
+                    )  # fmt: skip
+                    _scale_rows(values, row_scales, scales, norms, shared, turn, team)
+                    for row in T.unroll(team.rows):
+                        inverse = T.float32(0)
+                        if first + row * team.teams < end:
+                            inverse = _div(T.float32(1), norms[row] + eps)
                             if lane == 0:
-                                row_norm[first + row * warps] = norm[0]
-                                row_scale[first + row * warps] = _mul(row_scales[row], inverse)
-                            for i in T.unroll(pieces * 4):
-                                scaled = _mul(values[row * pieces * 4 + i], inverse)
-                                sums[i] = _fma(scaled, scaled, sums[i])
-                    first += _IN_FLIGHT // pieces * warps
-                for piece in T.unroll(pieces):
-                    for i in T.vectorized(4):
-                        sums_of_warps[warp, (piece * _WARP + lane) * 4 + i] = sums[piece * 4 + i]
-                T.sync_threads()
-                for i in T.serial(T.truncdiv(num_cols, threads)):
-                    scaled = sums_of_warps[0, i * threads + thread]
-                    for j in T.unroll(warps - 1):
-                        scaled += sums_of_warps[j + 1, i * threads + thread]
-                    col_sumsq_partial[block, i * threads + thread] = scaled
+                                row_norm[first + row * team.teams] = norms[row]
+                                row_scale[first + row * team.teams] = _mul(row_scales[row], inverse)
+                        for i in T.unroll(team.pieces * 4):
+                            scaled = _mul(values[row * team.pieces * 4 + i], inverse)
+                            sums[i] = _fma(scaled, scaled, sums[i])
+                    first += team.rows * team.teams
+                    turn += 1
+                if team.warps == 1:
+                    sums_of_teams = T.alloc_shared((team.teams, team.columns), "float32")
+                    for piece in T.unroll(team.pieces):
+                        for i in T.vectorized(4):
+                            sums_of_teams[thread // _WARP, (piece * _WARP + lane) * 4 + i] = sums[piece * 4 + i]
+                    T.sync_threads()
+                    for i in T.serial(T.truncdiv(num_cols, threads)):
+                        scaled = sums_of_teams[0, i * threads + thread]
+                        for j in T.unroll(team.teams - 1):
+                            scaled += sums_of_teams[j + 1, i * threads + thread]
+                        col_sumsq_partial[block, i * threads + thread] = scaled
+                else:
+                    for piece in T.unroll(team.pieces):
+                        if (piece * team.threads + lane) * 4 < num_cols:
+                            for i in T.vectorized(4):
+                                col_sumsq_partial[block, (piece * team.threads + lane) * 4 + i] = sums[piece * 4 + i]
 
     return main
 
 
-@kernel(axes=grid(form=forms(*_PIECES, "general")), pass_configs=_PASS_CONFIGS)
+@kernel(axes=grid(form=forms(*_TEAMS, "general")), pass_configs=_PASS_CONFIGS)
 def engram_sinkhorn_finalize(form):
     """Write x * (alpha / (norm + eps)) to out, where x = row_scale * matrix * col_scale and norm is that of its row.
 
     out may be matrix.
     """
     num_rows, num_cols = T.dynamic("num_rows"), T.dynamic("num_cols")
-    pieces = _PIECES.get(form, 0)
-    rows = 1 if form == "general" else _IN_FLIGHT // pieces * _WARPS
+    team = None if form == "general" else _Team(*_TEAMS[form], _WARPS if _TEAMS[form][0] == 1 else 1)
+    rows, threads = (1, _THREADS) if form == "general" else (team.rows * team.teams, team.threads * team.teams)
 
     @T.prim_func
     def main(
@@ -282,14 +330,12 @@ def engram_sinkhorn_finalize(form):
     ):
         T.assume(num_cols % 256 == 0)
         if form != "general":
-            T.assume(num_cols <= pieces * _PIECE)
-        with T.Kernel(T.ceildiv(num_rows, rows), threads=_THREADS) as block:
-            norm = T.alloc_local((1,), "float32")
+            T.assume(num_cols <= team.columns)
+        with T.Kernel(T.ceildiv(num_rows, rows), threads=threads) as block:
             factor = T.alloc_var("float32")
             thread = T.get_thread_binding()
-            lane = thread % _WARP
-            first = block * rows + thread // _WARP
             if form == "general":
+                norm = T.alloc_local((1,), "float32")
                 shared = T.alloc_shared((_WARPS,), "float32")
                 scaled = T.alloc_var("float32")
                 scaled = row_scale[block]
@@ -300,21 +346,25 @@ def engram_sinkhorn_finalize(form):
                     out[block, col] = _mul(_mul(_mul(scaled, matrix[block, col]), col_scale[col]), factor)
             else:
                 values = T.alloc_local((_IN_FLIGHT * 4,), "float32")
-                row_scales = T.alloc_local((_IN_FLIGHT // pieces,), "float32")
-                scales = T.alloc_local((pieces * 4,), "float32")
-                _load_rows(matrix, row_scale, values, row_scales, (first, num_rows), lane, num_cols, pieces, _WARPS)
-                _load_columns(col_scale, scales, lane, num_cols, pieces)
-                for row in T.unroll(_IN_FLIGHT // pieces):
-                    if first + row * _WARPS < num_rows:
-                        _scale_row(values, row_scales, scales, row, norm, pieces)
-                        factor = _div(alpha, norm[0] + eps)
-                        for i in T.unroll(pieces * 4):
-                            values[row * pieces * 4 + i] = _mul(values[row * pieces * 4 + i], factor)
-                        for piece in T.unroll(pieces):
-                            if piece * _PIECE < num_cols:
+                row_scales = T.alloc_local((team.rows,), "float32")
+                norms = T.alloc_local((team.rows,), "float32")
+                scales = T.alloc_local((team.pieces * 4,), "float32")
+                shared = T.alloc_shared((2, team.rows, team.warps), "float32")
+                lane = thread % team.threads
+                first = block * rows + thread // team.threads
+                _load_rows(matrix, row_scale, values, row_scales, (first, num_rows), lane, num_cols, team)
+                _load_columns(col_scale, scales, lane, num_cols, team)
+                _scale_rows(values, row_scales, scales, norms, shared, 0, team)
+                for row in T.unroll(team.rows):
+                    if first + row * team.teams < num_rows:
+                        factor = _div(alpha, norms[row] + eps)
+                        for i in T.unroll(team.pieces * 4):
+                            values[row * team.pieces * 4 + i] = _mul(values[row * team.pieces * 4 + i], factor)
+                        for piece in T.unroll(team.pieces):
+                            if (piece * team.threads + lane) * 4 < num_cols:
                                 for i in T.vectorized(4):
-                                    out[first + row * _WARPS, (piece * _WARP + lane) * 4 + i] = values[
-                                        (row * pieces + piece) * 4 + i
+                                    out[first + row * team.teams, (piece * team.threads + lane) * 4 + i] = values[
+                                        (row * team.pieces + piece) * 4 + i
                                     ]
 
     return main

@@ -27,6 +27,12 @@ __device__ __forceinline__ void narrow(const float* values, void* target) {
   *static_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(pairs);
 }
 
+// Four are read at once.
+template <int kCount>
+struct alignas(kCount % 4 == 0 ? 16 : 4) Sums {
+  float values[kCount];
+};
+
 // The sums of kCount numbers over a block of whole warps, in every thread. The same order each time: lanes by
 // butterfly, then warps from first to last. scratch holds two sets of sums used in turns, so that one barrier is
 // enough.
@@ -41,14 +47,14 @@ __device__ __forceinline__ void block_sums(float* sums, float* scratch, int turn
   float* set = scratch + (turn & 1) * kCount * kWarps;
   if (threadIdx.x % 32 == 0) {
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) set[i * kWarps + threadIdx.x / 32] = sums[i];
+    for (int i = 0; i < kCount; ++i) set[threadIdx.x / 32 * kCount + i] = sums[i];
   }
   __syncthreads();
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    sums[i] = set[i * kWarps];
+  for (int warp = 0; warp < kWarps; ++warp) {
+    Sums<kCount> part = *reinterpret_cast<const Sums<kCount>*>(set + warp * kCount);
 #pragma unroll
-    for (int warp = 1; warp < kWarps; ++warp) sums[i] += set[i * kWarps + warp];
+    for (int i = 0; i < kCount; ++i) sums[i] = warp == 0 ? part.values[i] : sums[i] + part.values[i];
   }
 }
 
@@ -115,6 +121,22 @@ __device__ __forceinline__ void find_gate_gradient(float grad_gate, float dot, f
   results[0] = is_clamped ? 0.0f : slope;
   results[1] = dot * rstd_x * rstd_x * inverse;
   results[2] = dot * rstd_k * rstd_k * inverse;
+}
+
+// The same for four streams: sums[i] and factors[3 * i ...] are of stream i, numbers = {dot, gate, rstd_x, rstd_k} of
+// stream lane % 4. Four lanes share the roots and divisions; gates[i] is the gate of stream i.
+__device__ __forceinline__ void find_gate_gradients_x4(const float* sums, const float* numbers, int hidden,
+                                                       float clamp_value, float* factors, float* gates) {
+  const int stream = threadIdx.x % 4;
+  const float sum = stream < 2 ? (stream == 0 ? sums[0] : sums[1]) : (stream == 2 ? sums[2] : sums[3]);
+  float own[3];
+  find_gate_gradient(sum, numbers[0], numbers[1], numbers[2], numbers[3], hidden, clamp_value, own);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int j = 0; j < 3; ++j) factors[3 * i + j] = __shfl_sync(0xffffffffu, own[j], i, 4);
+    gates[i] = __shfl_sync(0xffffffffu, numbers[1], i, 4);
+  }
 }
 
 struct GateGradients {

@@ -7,6 +7,8 @@ from ..declare import grid, kernel
 from ._streams import MULTS, PASS_CONFIGS
 
 _THREADS = 128
+_BACKWARD_THREADS = 512
+_IN_FLIGHT = 4  # tokens of a thread
 _WARP = 32
 
 
@@ -46,7 +48,7 @@ def mhc_head_compute_mix_bwd(mhc_mult):
 
     Blocks of token_block_size tokens are dealt to the num_sms rows in turn.
     """
-    tokens = _THREADS // mhc_mult
+    tokens = _BACKWARD_THREADS // mhc_mult * _IN_FLIGHT  # of a step
     num_tokens, num_sms = T.dynamic("num_tokens"), T.dynamic("num_sms")
 
     @T.prim_func
@@ -61,35 +63,41 @@ def mhc_head_compute_mix_bwd(mhc_mult):
         token_block_size: T.int32,
     ):
         T.assume(token_block_size > 0)
-        with T.Kernel(num_sms, threads=_THREADS) as block:
+        with T.Kernel(num_sms, threads=_BACKWARD_THREADS) as block:
             include("mixes.cuh")
-            shared = T.alloc_shared((_THREADS // _WARP * (mhc_mult + 1),), "float32")
+            shared = T.alloc_shared((_BACKWARD_THREADS // _WARP * (mhc_mult + 1),), "float32")
             sum_of_grads = T.alloc_var("float32")
             sum_of_products = T.alloc_var("float32")
             grad = T.alloc_var("float32")
-            value = T.alloc_var("float32")
+            values = T.alloc_local((_IN_FLIGHT,), "float32")
+            grads = T.alloc_local((_IN_FLIGHT,), "float32")
+            places = T.alloc_local((_IN_FLIGHT,), "int32")
+            number = T.alloc_var("int32")
             thread = T.get_thread_binding()
             warp = thread // _WARP
             stream = thread % mhc_mult
             sum_of_grads = T.float32(0)
             sum_of_products = T.float32(0)
-            for step in T.serial(T.ceildiv(T.ceildiv(num_tokens, token_block_size), num_sms)):
-                for i in T.serial(T.ceildiv(token_block_size, tokens)):
-                    place = i * tokens + thread // mhc_mult
-                    token = (step * num_sms + block) * token_block_size + place
-                    if place < token_block_size and token < num_tokens:
-                        value = input_mix[token, stream]
+            # The block's tokens, one token block after the other
+            for step in T.serial(
+                T.ceildiv(T.ceildiv(T.ceildiv(num_tokens, token_block_size), num_sms) * token_block_size, tokens)
+            ):
+                for i in T.unroll(_IN_FLIGHT):
+                    number = (step * _IN_FLIGHT + i) * (tokens // _IN_FLIGHT) + thread // mhc_mult
+                    places[i] = (
+                        T.truncdiv(number, token_block_size) * num_sms + block
+                    ) * token_block_size + T.truncmod(number, token_block_size)
+                    if places[i] < num_tokens:
+                        values[i] = input_mix[places[i], stream]
+                        grads[i] = output_mix_grad[places[i], stream]
+                for i in T.unroll(_IN_FLIGHT):
+                    if places[i] < num_tokens:
                         grad = T.call_extern(
-                            "float32",
-                            "tk::sigmoid_grad",
-                            value,
-                            mhc_scale[0],
-                            mhc_base[stream],
-                            output_mix_grad[token, stream],
+                            "float32", "tk::sigmoid_grad", values[i], mhc_scale[0], mhc_base[stream], grads[i]
                         )
-                        input_mix_grad[token, stream] = grad * mhc_scale[0]
+                        input_mix_grad[places[i], stream] = grad * mhc_scale[0]
                         sum_of_grads += grad
-                        sum_of_products += grad * value
+                        sum_of_products += grad * values[i]
             for i in T.unroll(5):
                 if (1 << i) >= mhc_mult:
                     sum_of_grads += T.shfl_xor(sum_of_grads, 1 << i)
@@ -101,7 +109,7 @@ def mhc_head_compute_mix_bwd(mhc_mult):
             T.sync_threads()
             if thread <= mhc_mult:
                 sum_of_grads = shared[thread]
-                for i in T.unroll(_THREADS // _WARP - 1):
+                for i in T.unroll(_BACKWARD_THREADS // _WARP - 1):
                     sum_of_grads += shared[(i + 1) * (mhc_mult + 1) + thread]
                 if thread < mhc_mult:
                     mhc_base_grad_partial[block, thread] = sum_of_grads

@@ -15,15 +15,18 @@
 namespace tk {
 
 // One block: kWarps * 64 channels (fewer with kPairs < 4) of the tokens of one part. A lane holds 2 * kPairs
-// neighbouring channels of two of eight tokens; product `pair` takes two of them as rows group and group + 8.
+// neighbouring channels of two of eight tokens; product `pair` takes two of them as rows group and group + 8. That is
+// 32 bytes of four rows for eight neighbouring lanes, so rows are copied and stored whole by way of shared memory,
+// where chunks of 16 bytes lie with their index xor-ed by the row: no bank conflicts either way.
 template <int kColumnTiles, int kPairs, int kWarps, int kStages>
 struct NormBackward {
   static constexpr int kColumns = kColumnTiles * 8;
-  static constexpr int kTokens = 8;                       // of a step
-  static constexpr int kLaneBytes = kPairs * 4;           // of one token
-  static constexpr int kChannels = 8 * kPairs * 2;        // of a warp
-  static constexpr int kRowsBytes = 2 * 32 * kLaneBytes;  // residual or its gradient
-  static constexpr int kMulStride = kColumns + 4;         // no bank conflicts, whichever way it is read
+  static constexpr int kTokens = 8;                 // of a step
+  static constexpr int kChannels = 8 * kPairs * 2;  // of a warp
+  static constexpr int kRowChunks = kChannels / 8;  // of 16 bytes
+  static constexpr int kChunks = kTokens * kRowChunks;
+  static constexpr int kRowsBytes = kChunks * 16;  // residual or its gradient
+  static constexpr int kMulStride = kColumns + 4;  // no bank conflicts, whichever way it is read
   static constexpr int kMulBytes = kTokens * kMulStride * 4;
   static constexpr int kStageBytes = 2 * kRowsBytes + kMulBytes + kTokens * 4;
   static constexpr int kSharedBytes = kWarps * kStages * kStageBytes;
@@ -31,6 +34,15 @@ struct NormBackward {
   struct Lane {
     uint32_t word[kPairs];
   };
+
+  __device__ static __forceinline__ uint32_t chunk_offset(int row, int chunk) {
+    return (row * kRowChunks + (chunk ^ (kRowChunks == 8 ? row & 6 : 0))) * 16;
+  }
+
+  // Of a lane's channels of one token.
+  __device__ static __forceinline__ uint32_t lane_offset(int row, int group) {
+    return kPairs == 4 ? chunk_offset(row, group) : (row * kRowChunks * 4 + group * kPairs) * 4;
+  }
 
   __device__ static __forceinline__ Lane load_lane(uint32_t address) {
     Lane value;
@@ -44,48 +56,81 @@ struct NormBackward {
     return value;
   }
 
-  __device__ static __forceinline__ void copy_lane(uint32_t target, const void* source, bool is_valid) {
+  __device__ static __forceinline__ void store_lane(uint32_t address, const Lane& value) {
     if constexpr (kPairs == 4) {
-      copy_async(target, source, is_valid);
+      store_shared(address, make_uint4(value.word[0], value.word[1], value.word[2], value.word[3]));
     } else {
 #pragma unroll
-      for (int i = 0; i < kPairs; ++i)
-        copy_word_async(target + i * 4, static_cast<const char*>(source) + i * 4, is_valid);
+      for (int i = 0; i < kPairs; ++i) store_shared_word(address + i * 4, value.word[i]);
     }
   }
 
-  // The warp's copies of eight tokens.
+  // Eight tokens of a warp: where they lie, and which of them and of its channels there are. Lane by lane: chunk
+  // lane % kRowChunks of row lane / kRowChunks and of those that follow in steps of 32 lanes.
+  struct Rows {
+    int64_t offset;  // of the lane's first chunk, in elements
+    int num_tokens;  // left
+  };
+
   __device__ static __forceinline__ void start_copies(uint32_t stage, const __nv_bfloat16* residual,
                                                       const __nv_bfloat16* residual_grad, const float* out_mul_grad,
-                                                      const float* sqrsum_grad, int64_t first_token, int64_t end_token,
-                                                      int64_t num_channels, int channel, bool has_channels) {
-    const int lane = threadIdx.x % 32, quad = lane % 4;
+                                                      const float* sqrsum_grad, int64_t first_token, const Rows& rows,
+                                                      int64_t num_channels, bool has_channels) {
+    const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int64_t token = first_token + quad * 2 + i;
-      const bool is_valid = has_channels && token < end_token;
-      const int64_t at = is_valid ? token * num_channels + channel : 0;
-      const uint32_t target = stage + (i * 32 + lane) * kLaneBytes;
-      copy_lane(target, residual + at, is_valid);
-      copy_lane(target + kRowsBytes, residual_grad + at, is_valid);
+    for (int i = 0; i < (kChunks + 31) / 32; ++i) {
+      const int row = (i * 32 + lane) / kRowChunks;
+      if (kChunks % 32 == 0 || row < kTokens) {
+        const bool is_valid = has_channels && row < rows.num_tokens;
+        const int64_t at = is_valid ? rows.offset + i * (32 / kRowChunks) * num_channels : 0;
+        const uint32_t target = stage + chunk_offset(row, lane % kRowChunks);
+        copy_async(target, residual + at, is_valid);
+        copy_async(target + kRowsBytes, residual_grad + at, is_valid);
+      }
     }
-    constexpr int kRowChunks = kColumns / 4;
-    constexpr int kMulChunks = kTokens * kRowChunks;
+    constexpr int kMulRowChunks = kColumns / 4;
+    constexpr int kMulChunks = kTokens * kMulRowChunks;
 #pragma unroll
     for (int i = 0; i < (kMulChunks + 31) / 32; ++i) {
       const int chunk = i * 32 + lane;
       if (chunk < kMulChunks) {
-        const int64_t token = first_token + chunk / kRowChunks;
-        const bool is_valid = token < end_token;
+        const bool is_valid = chunk / kMulRowChunks < rows.num_tokens;
         const float* source = out_mul_grad + (is_valid ? first_token * kColumns + chunk * 4 : 0);
-        copy_async_cached(stage + 2 * kRowsBytes + (chunk / kRowChunks * kMulStride + chunk % kRowChunks * 4) * 4,
+        copy_async_cached(stage + 2 * kRowsBytes + (chunk / kMulRowChunks * kMulStride + chunk % kMulRowChunks * 4) * 4,
                           source, is_valid);
       }
     }
     if (lane < kTokens) {
-      const bool is_valid = first_token + lane < end_token;
+      const bool is_valid = lane < rows.num_tokens;
       const float* source = sqrsum_grad + (is_valid ? first_token + lane : 0);
       copy_word_async(stage + 2 * kRowsBytes + kMulBytes + lane * 4, source, is_valid);
+    }
+  }
+
+  // fn^T as left operand: rows are channels, columns those of the product.
+  __device__ static __forceinline__ void load_weights(uint32_t (&weights)[kPairs][kColumnTiles][4], const float* fn,
+                                                      int64_t num_channels, int channel, int quad) {
+#pragma unroll
+    for (int tile = 0; tile < kColumnTiles; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float* source = fn + (tile * 8 + quad + half * 4) * num_channels + channel;
+        float values[kPairs * 2];
+        if constexpr (kPairs == 4) {
+          *reinterpret_cast<float4*>(values) = *reinterpret_cast<const float4*>(source);
+          *reinterpret_cast<float4*>(values + 4) = *reinterpret_cast<const float4*>(source + 4);
+        } else {
+#pragma unroll
+          for (int i = 0; i < kPairs * 2; ++i) values[i] = source[i];
+        }
+#pragma unroll
+        for (int pair = 0; pair < kPairs; ++pair) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            weights[pair][tile][half * 2 + i] = round_to_tf32(__float_as_uint(values[pair * 2 + i]));
+          }
+        }
+      }
     }
   }
 
@@ -98,53 +143,50 @@ struct NormBackward {
     const __nv_bfloat16* residual = static_cast<const __nv_bfloat16*>(residual_address);
     __nv_bfloat16* residual_grad = static_cast<__nv_bfloat16*>(residual_grad_address);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = lane / 4, quad = lane % 4;
-    const int channel = (tile * kWarps + warp) * kChannels + group * kPairs * 2;
-    const bool has_channels = channel < num_channels;
+    const int first_channel = (tile * kWarps + warp) * kChannels;
+    const int channel = first_channel + group * kPairs * 2;           // of the products
+    const int chunk_channel = first_channel + lane % kRowChunks * 8;  // of copies and stores
+    const bool has_chunk = chunk_channel < num_channels;
     const uint32_t ring = shared_address(shared) + warp * kStages * kStageBytes;
 
     const int num_steps = (num_tokens + kTokens - 1) / kTokens;
     const int first = static_cast<int>(static_cast<int64_t>(num_steps) * part / num_parts);
     const int end = static_cast<int>(static_cast<int64_t>(num_steps) * (part + 1) / num_parts);
-    const auto start = [&](int step) {
-      if (step < end) {
-        start_copies(ring + (step - first) % kStages * kStageBytes, residual, residual_grad, out_mul_grad, sqrsum_grad,
-                     static_cast<int64_t>(step) * kTokens, num_tokens, num_channels, channel, has_channels);
+    int next = first;  // step to copy
+    uint32_t next_stage = ring;
+    int64_t next_offset = (static_cast<int64_t>(first) * kTokens + lane / kRowChunks) * num_channels + chunk_channel;
+    const auto start = [&] {
+      if (next < end) {
+        const int64_t token = static_cast<int64_t>(next) * kTokens;
+        start_copies(next_stage, residual, residual_grad, out_mul_grad, sqrsum_grad, token,
+                     {next_offset, static_cast<int>(num_tokens - token)}, num_channels, has_chunk);
       }
       commit_copies();
+      ++next;
+      next_offset += static_cast<int64_t>(kTokens) * num_channels;
+      next_stage = next_stage == ring + (kStages - 1) * kStageBytes ? ring : next_stage + kStageBytes;
     };
-#pragma unroll
-    for (int stage = 0; stage < kStages - 1; ++stage) start(first + stage);
+#pragma unroll 1
+    for (int stage = 0; stage < kStages - 1; ++stage) start();
 
-    // fn^T as left operand: rows are channels, columns those of the product
-    uint32_t weights[kPairs][kColumnTiles][4];
-#pragma unroll
-    for (int pair = 0; pair < kPairs; ++pair) {
-#pragma unroll
-      for (int tile_of_columns = 0; tile_of_columns < kColumnTiles; ++tile_of_columns) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int64_t column = tile_of_columns * 8 + quad + i / 2 * 4;
-          const float value = has_channels ? fn[column * num_channels + channel + pair * 2 + i % 2] : 0.0f;
-          weights[pair][tile_of_columns][i] = round_to_tf32(__float_as_uint(value));
-        }
-      }
-    }
+    uint32_t weights[kPairs][kColumnTiles][4] = {};
+    if (channel < num_channels) load_weights(weights, fn, num_channels, channel, quad);
     float sums[kPairs][kColumnTiles][4] = {};
 
 #pragma unroll 1
     for (int step = first; step < end; ++step) {
       wait_for_copies<kStages - 2>();
       __syncwarp();  // all lanes' copies are there, and all have read the stage that is filled anew now
-      start(step + kStages - 1);
-      const uint32_t stage = ring + (step - first) % kStages * kStageBytes;
+      start();
+      const uint32_t stage = next_stage;  // the one that is filled next is this step's
       const uint32_t mul = stage + 2 * kRowsBytes;
       Lane x[2];
       Lane grad[2];
       float twice[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        x[i] = load_lane(stage + (i * 32 + lane) * kLaneBytes);
-        grad[i] = load_lane(stage + kRowsBytes + (i * 32 + lane) * kLaneBytes);
+        x[i] = load_lane(stage + lane_offset(quad * 2 + i, group));
+        grad[i] = load_lane(stage + kRowsBytes + lane_offset(quad * 2 + i, group));
         twice[i] = 2.0f * load_shared_word(mul + kMulBytes + (quad * 2 + i) * 4);
       }
       float added[kPairs][4] = {};
@@ -179,28 +221,39 @@ struct NormBackward {
                                                             __fadd_rn(__uint_as_float(high_half(old)), high));
           out.word[pair] = *reinterpret_cast<const uint32_t*>(&both);
         }
-        const int64_t token = static_cast<int64_t>(step) * kTokens + quad * 2 + i;
-        if (has_channels && token < num_tokens) {
-          __nv_bfloat16* target = residual_grad + token * num_channels + channel;
-          if constexpr (kPairs == 4) {
-            *reinterpret_cast<uint4*>(target) = make_uint4(out.word[0], out.word[1], out.word[2], out.word[3]);
-          } else {
+        store_lane(stage + kRowsBytes + lane_offset(quad * 2 + i, group), out);
+      }
+      __syncwarp();
+      const int64_t offset = next_offset - static_cast<int64_t>(kStages * kTokens) * num_channels;
 #pragma unroll
-            for (int pair = 0; pair < kPairs; ++pair) reinterpret_cast<uint32_t*>(target)[pair] = out.word[pair];
-          }
+      for (int i = 0; i < (kChunks + 31) / 32; ++i) {
+        const int row = (i * 32 + lane) / kRowChunks;
+        if (has_chunk && row < kTokens && row < num_tokens - step * kTokens) {
+          const uint4 out = load_shared(stage + kRowsBytes + chunk_offset(row, lane % kRowChunks));
+          *reinterpret_cast<uint4*>(residual_grad + offset +
+                                    static_cast<int64_t>(i * (32 / kRowChunks)) * num_channels) = out;
         }
       }
     }
-    if (!has_channels) return;
+    if (channel >= num_channels) return;
 #pragma unroll
     for (int columns = 0; columns < kColumnTiles; ++columns) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int64_t row = static_cast<int64_t>(part) * kColumns + columns * 8 + quad * 2 + i;
-        float2* target = reinterpret_cast<float2*>(fn_grad_parts + row * num_channels + channel);
+        float* target = fn_grad_parts + row * num_channels + channel;
+        if constexpr (kPairs == 4) {
 #pragma unroll
-        for (int pair = 0; pair < kPairs; ++pair) {
-          target[pair] = make_float2(sums[pair][columns][i], sums[pair][columns][2 + i]);
+          for (int pair = 0; pair < kPairs; pair += 2) {
+            reinterpret_cast<float4*>(target)[pair / 2] =
+                make_float4(sums[pair][columns][i], sums[pair][columns][2 + i], sums[pair + 1][columns][i],
+                            sums[pair + 1][columns][2 + i]);
+          }
+        } else {
+#pragma unroll
+          for (int pair = 0; pair < kPairs; ++pair) {
+            reinterpret_cast<float2*>(target)[pair] = make_float2(sums[pair][columns][i], sums[pair][columns][2 + i]);
+          }
         }
       }
     }
@@ -245,5 +298,29 @@ struct NormBackwardGeneral {
     }
   }
 };
+
+// out[first ... first + kCount - 1] = the sums over the parts, one after the other; `count` numbers in a part.
+template <int kCount>
+__device__ __forceinline__ void add_up_parts(const float* parts, float* out, int64_t count, int64_t first,
+                                             int num_parts) {
+  if (first >= count) return;
+  float total[kCount] = {};
+#pragma unroll 8
+  for (int part = 0; part < num_parts; ++part) {
+    float values[kCount];
+    if constexpr (kCount == 4) {
+      *reinterpret_cast<float4*>(values) = *reinterpret_cast<const float4*>(parts + part * count + first);
+    } else {
+      values[0] = parts[part * count + first];
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) total[i] += values[i];
+  }
+  if constexpr (kCount == 4) {
+    *reinterpret_cast<float4*>(out + first) = *reinterpret_cast<const float4*>(total);
+  } else {
+    out[first] = total[0];
+  }
+}
 
 }  // namespace tk

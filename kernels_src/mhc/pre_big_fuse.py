@@ -1,6 +1,6 @@
 """What follows the product of pre-norm at once: parts to mixes, Sinkhorn, and the layer's input. For inference.
 
-A block takes one token; the device code is in big_fuse.cuh. Every result has the bits of the single kernels' chain.
+A block takes a few tokens; the device code is in big_fuse.cuh. Every result has the bits of the single kernels' chain.
 """
 
 import tilelang.language as T
@@ -11,7 +11,18 @@ from ..declare import forms, grid, kernel
 _THREADS = 128
 _WARP = 32  # forms the mixes
 # Of the ring in shared memory by number of streams. More cost more than they bring: fewer blocks share an SM
-_STAGES = {2: 4, 4: 3, 8: 2}
+_STAGES = {2: 4, 4: 4, 8: 2}
+_BLOCKS = {2: 6, 4: 6, 8: 5}  # that share an SM
+_MAX_TOKENS = 8  # of a block
+
+
+def tokens_of_block(num_tokens, hidden):
+    """A block's tokens: their mixes are formed at once, behind the first of their streams.
+
+    Of an H200's 792 places for blocks as many as can are filled at first, and later by ever new blocks.
+    """
+    channels = T.if_then_else(num_tokens > 6144, 14336, 20480)
+    return T.max(T.min(T.min(T.truncdiv(num_tokens, 512), T.truncdiv(channels, hidden)), _MAX_TOKENS), 1)
 
 
 @kernel(
@@ -24,7 +35,7 @@ def mhc_pre_big_fuse_fwd(mhc_mult, form):
     num_columns = mhc_mult * (mhc_mult + 2)
     count = 8 if form == "aligned" else 1
     stages = _STAGES[mhc_mult]
-    helper = f"tk::BigFuse<{mhc_mult}, {count}, {_THREADS}, {stages}>::run"
+    helper = f"tk::BigFuse<{mhc_mult}, {count}, {_THREADS}, {stages}, {_MAX_TOKENS}>::run"
     ring_bytes = stages * mhc_mult * _THREADS * 16 if form == "aligned" else 16
 
     @T.prim_func
@@ -45,10 +56,11 @@ def mhc_pre_big_fuse_fwd(mhc_mult, form):
     ):
         if form == "aligned":
             T.assume(hidden % 8 == 0)
-        with T.Kernel(num_tokens, threads=_THREADS + _WARP) as token:
+        with T.Kernel(T.ceildiv(num_tokens, tokens_of_block(num_tokens, hidden)), threads=_THREADS + _WARP) as block:
             include("aligned.cuh", "big_fuse.cuh")
+            T.annotate_min_blocks_per_sm(_BLOCKS[mhc_mult])
             ring = T.alloc_shared((ring_bytes,), "uint8")
-            mixes = T.alloc_shared((num_columns,), "float32")
+            numbers = T.alloc_shared((_MAX_TOKENS * (num_columns + 1 + mhc_mult),), "float32")
             T.call_extern(
                 "handle",
                 helper,
@@ -61,8 +73,10 @@ def mhc_pre_big_fuse_fwd(mhc_mult, form):
                 T.access_ptr(comb_mix[0, 0], "w"),
                 aligned(2 * count, T.access_ptr(layer_input[0, 0], "w")),
                 T.address_of(ring[0]),
-                T.address_of(mixes[0]),
-                token,
+                T.address_of(numbers[0]),
+                # The last tokens first: of a residual that was just read, these are still in L2
+                T.ceildiv(num_tokens, tokens_of_block(num_tokens, hidden)) - 1 - block,
+                tokens_of_block(num_tokens, hidden),
                 num_tokens,
                 hidden,
                 rms_eps,

@@ -12,8 +12,11 @@ from ._streams import MULTS, PASS_CONFIGS
 
 # Tokens side by side in a block, by multiplicity: warps are full
 _ROWS = {2: 16, 4: 8, 8: 2}
+_BACKWARD_ROWS = {2: 64, 4: 24, 8: 8}
 _IN_FLIGHT = 4  # tokens of a thread
-_PARTS = 4  # into which the last block cuts the rows of the workspace
+# Into which the last block cuts the rows of the workspace, and how many of them a thread has on their way
+_PARTS = {2: 32, 4: 16, 8: 6}
+_ROWS_IN_FLIGHT = 8
 
 
 @T.macro
@@ -84,19 +87,24 @@ def _sum_rows(shared, count, rows, target, row):
 
 
 @T.macro
-def _sum_workspace(workspace, shared, num_sms, count):
+def _sum_workspace(workspace, shared, num_sms, count, parts):
     """Leave the sums over the workspace's rows in shared[i]."""
     thread = T.get_thread_binding()
     total = T.alloc_var("float32")
+    values = T.alloc_local((_ROWS_IN_FLIGHT,), "float32")
     total = T.float32(0)
-    for i in T.serial(T.ceildiv(num_sms, _PARTS)):
-        row = i * _PARTS + T.truncdiv(thread, count)
-        if row < num_sms:
-            total += workspace[row, T.truncmod(thread, count)]
+    for step in T.serial(T.ceildiv(num_sms, parts * _ROWS_IN_FLIGHT)):
+        for i in T.unroll(_ROWS_IN_FLIGHT):
+            row = (step * _ROWS_IN_FLIGHT + i) * parts + T.truncdiv(thread, count)
+            values[i] = T.float32(0)
+            if row < num_sms:
+                values[i] = workspace[row, T.truncmod(thread, count)]
+        for i in T.unroll(_ROWS_IN_FLIGHT):
+            total += values[i]
     shared[thread] = total
     T.sync_threads()
     if thread < count:
-        for i in T.unroll(_PARTS - 1):
+        for i in T.unroll(parts - 1):
             total += shared[(i + 1) * count + thread]
         shared[thread] = total
     T.sync_threads()
@@ -113,7 +121,7 @@ def mhc_pre_split_mixes_bwd(mhc_mult):
     workspace has a row for each of num_sms blocks; sums are added in another order for another number of them.
     """
     columns = mhc_mult * (mhc_mult + 2)
-    rows = _ROWS[mhc_mult]
+    rows, parts = _BACKWARD_ROWS[mhc_mult], _PARTS[mhc_mult]
     num_tokens, num_sms = T.dynamic("num_tokens"), T.dynamic("num_sms")
 
     @T.prim_func
@@ -179,11 +187,11 @@ def mhc_pre_split_mixes_bwd(mhc_mult):
             shared[row * 2 * columns + columns + column] = sum_of_products
             _sum_rows(shared, 2 * columns, rows, workspace, block)
         # The sums of all blocks
-        with T.Kernel(1, threads=_PARTS * 2 * columns) as _:
-            totals = T.alloc_shared((_PARTS * 2 * columns,), "float32")
+        with T.Kernel(1, threads=parts * 2 * columns) as _:
+            totals = T.alloc_shared((parts * 2 * columns,), "float32")
             total = T.alloc_var("float32")
             thread = T.get_thread_binding()
-            _sum_workspace(workspace, totals, num_sms, 2 * columns)
+            _sum_workspace(workspace, totals, num_sms, 2 * columns, parts)
             if thread < columns:
                 mhc_base_grad[thread] = totals[thread]
             if thread < 3:

@@ -2,10 +2,11 @@
 
 import tilelang.language as T
 
-from ..common.device import include
-from ..declare import kernel
+from ..common.device import aligned, include
+from ..declare import forms, grid, kernel
 
 _THREADS = 128
+_LANES = 8  # that share a token's gradients
 _PASS_CONFIGS = {
     "tl.disable_safe_memory_legalize": True,  # bounds are tested by hand
     "tl.disable_buffer_init_check": True,  # it does not see what helpers write
@@ -16,11 +17,12 @@ def _rms_factor(sqrsum, size, eps):
     return T.call_extern("float32", "tk::rms_factor", sqrsum, size, eps)
 
 
-@kernel(pass_configs=_PASS_CONFIGS)
-def mhc_reduce_partials_and_rmsnorm_fwd():
-    """Write the sums over the parts, and out = the sum over the groups of out_mul / rms(group). A thread per mix."""
+@kernel(axes=grid(form=forms("aligned", "general")), pass_configs=_PASS_CONFIGS)
+def mhc_reduce_partials_and_rmsnorm_fwd(form):
+    """Write the sums over the parts, and out = the sum over the groups of out_mul / rms(group)."""
     n_splits, num_tokens, num_groups = T.dynamic("n_splits"), T.dynamic("num_tokens"), T.dynamic("num_groups")
     num_columns = T.dynamic("num_columns")
+    numbers = 4 if form == "aligned" else 1
 
     @T.prim_func
     def main(
@@ -32,43 +34,36 @@ def mhc_reduce_partials_and_rmsnorm_fwd():
         rms_group_size: T.int32,
         rms_eps: T.float32,
     ):
-        with T.Kernel(T.ceildiv(num_tokens * num_columns, _THREADS), threads=_THREADS) as block:
-            include("rms.cuh")
+        if form == "aligned":
+            T.assume(num_columns % numbers == 0)
+        with T.Kernel(T.ceildiv(num_tokens * T.truncdiv(num_columns, numbers), _THREADS), threads=_THREADS) as block:
+            include("aligned.cuh", "rms.cuh")
             index = block * _THREADS + T.get_thread_binding()
-            token = T.alloc_var("int32")
-            column = T.alloc_var("int32")
-            sums = T.alloc_local((2,), "float32")
-            mix = T.alloc_var("float32")
-            if index < num_tokens * num_columns:
-                token = T.truncdiv(index, num_columns)
-                column = T.truncmod(index, num_columns)
-                mix = T.float32(0)
-                for group in T.serial(num_groups):
-                    T.call_extern(
-                        "handle",
-                        "tk::sum_parts_of_two",
-                        T.access_ptr(out_mul_splitted[0, token, group, column], "r"),
-                        T.cast(num_tokens, "int64") * num_groups * num_columns,
-                        T.access_ptr(sqrsum_splitted[0, token, group], "r"),
-                        T.cast(num_tokens, "int64") * num_groups,
-                        n_splits,
-                        T.address_of(sums[0]),
-                        T.address_of(sums[1]),
-                    )
-                    mix = T.call_extern(
-                        "float32", "tk::add_group", mix, sums[0], _rms_factor(sums[1], rms_group_size, rms_eps)
-                    )
-                    out_mul[token, group, column] = sums[0]
-                    if column == 0:
-                        sqrsum[token, group] = sums[1]
-                out[token, column] = mix
+            if index < num_tokens * T.truncdiv(num_columns, numbers):
+                T.call_extern(
+                    "handle",
+                    f"tk::ReducePartials<{numbers}>::run",
+                    aligned(4 * numbers, T.access_ptr(out_mul_splitted[0, 0, 0, 0], "r")),
+                    T.access_ptr(sqrsum_splitted[0, 0, 0], "r"),
+                    aligned(4 * numbers, T.access_ptr(out_mul[0, 0, 0], "w")),
+                    T.access_ptr(sqrsum[0, 0], "w"),
+                    aligned(4 * numbers, T.access_ptr(out[0, 0], "w")),
+                    T.truncdiv(index, T.truncdiv(num_columns, numbers)),
+                    T.truncmod(index, T.truncdiv(num_columns, numbers)) * numbers,
+                    num_tokens,
+                    num_groups,
+                    num_columns,
+                    n_splits,
+                    rms_group_size,
+                    rms_eps,
+                )
 
     return main
 
 
 @kernel(pass_configs=_PASS_CONFIGS)
 def mhc_reduce_partials_and_rmsnorm_bwd():
-    """Write the gradients of out_mul and of sqrsum from that of out. A thread per token and group."""
+    """Write the gradients of out_mul and of sqrsum from that of out. Eight neighbouring threads per token and group."""
     num_tokens, num_groups, num_columns = T.dynamic("num_tokens"), T.dynamic("num_groups"), T.dynamic("num_columns")
 
     @T.prim_func
@@ -81,23 +76,35 @@ def mhc_reduce_partials_and_rmsnorm_bwd():
         rms_group_size: T.int32,
         rms_eps: T.float32,
     ):
-        with T.Kernel(T.ceildiv(num_tokens * num_groups, _THREADS), threads=_THREADS) as block:
+        with T.Kernel(T.ceildiv(num_tokens * num_groups, _THREADS // _LANES), threads=_THREADS) as block:
             include("rms.cuh")
-            index = block * _THREADS + T.get_thread_binding()
+            index = block * (_THREADS // _LANES) + T.get_thread_binding() // _LANES
+            place = T.get_thread_binding() % _LANES
             token = T.alloc_var("int32")
             group = T.alloc_var("int32")
+            squares = T.alloc_var("float32")
             factor = T.alloc_var("float32")
             dot = T.alloc_var("float32")
+            dot = T.float32(0)
+            squares = T.float32(0)
+            factor = T.float32(0)
+            token = T.truncdiv(index, num_groups)
+            group = T.truncmod(index, num_groups)
             if index < num_tokens * num_groups:
-                token = T.truncdiv(index, num_groups)
-                group = T.truncmod(index, num_groups)
-                factor = _rms_factor(sqrsum[token, group], rms_group_size, rms_eps)
-                dot = T.float32(0)
-                for column in T.serial(num_columns):
-                    dot = dot + out_grad[token, column] * out_mul[token, group, column]
-                    out_mul_grad[token, group, column] = out_grad[token, column] * factor
+                squares = sqrsum[token, group]
+                factor = _rms_factor(squares, rms_group_size, rms_eps)
+                for step in T.serial(T.ceildiv(num_columns, _LANES)):
+                    if step * _LANES + place < num_columns:
+                        dot = (
+                            dot + out_grad[token, step * _LANES + place] * out_mul[token, group, step * _LANES + place]
+                        )
+                        out_mul_grad[token, group, step * _LANES + place] = (
+                            out_grad[token, step * _LANES + place] * factor
+                        )
+            dot = T.call_extern("float32", f"tk::sum_of_lanes<{_LANES}>", dot)
+            if index < num_tokens * num_groups and place == 0:
                 sqrsum_grad[token, group] = T.call_extern(
-                    "float32", "tk::sqrsum_grad", dot, factor, sqrsum[token, group], rms_group_size, rms_eps
+                    "float32", "tk::sqrsum_grad", dot, factor, squares, rms_group_size, rms_eps
                 )
 
     return main

@@ -12,6 +12,8 @@ from ..declare import kernel
 _WARP = 32
 _WARPS = 16
 _THREADS = _WARP * _WARPS
+_ROWS_IN_FLIGHT = 5  # of the workspace, for each lane: 160 blocks
+_FEW_BLOCKS = 5
 
 
 @kernel(
@@ -45,22 +47,33 @@ def aux_fi():
             thread = T.get_thread_binding()
             lane = thread % _WARP
             count = T.alloc_var("int32")
+            rows = T.alloc_local((_ROWS_IN_FLIGHT,), "int32")
             count_share_of_block(topk_idx, histogram, block, (num_sms, num_tokens * num_topk, num_experts), _THREADS)
             for i in T.serial(T.ceildiv(num_experts, _THREADS)):
                 if i * _THREADS + thread < num_experts:
                     workspace[block, i * _THREADS + thread] = histogram[i * _THREADS + thread]
             T.sync_grid()
-            for i in T.serial(T.ceildiv(num_experts, _WARPS * num_sms)):
+            # Few blocks: a thread sums up an expert, many: a warp does
+            width = T.if_then_else(num_sms <= _FEW_BLOCKS, 1, _WARP)
+            across = T.if_then_else(num_sms <= _FEW_BLOCKS, _THREADS, _WARPS)
+            for i in T.serial(T.ceildiv(num_experts, across * num_sms)):
                 # Neighbouring experts to neighbouring blocks
-                expert = (i * _WARPS + thread // _WARP) * num_sms + block
+                expert = (
+                    i * across + T.if_then_else(num_sms <= _FEW_BLOCKS, thread, thread // _WARP)
+                ) * num_sms + block
+                first = T.if_then_else(num_sms <= _FEW_BLOCKS, 0, lane)
                 if expert < num_experts:
                     count = 0
-                    for j in T.serial(T.ceildiv(num_sms, _WARP)):
-                        if j * _WARP + lane < num_sms:
-                            count += workspace[j * _WARP + lane, expert]
-                    for j in T.unroll(5):
-                        count += T.shfl_xor(count, 1 << j)
-                    if lane == 0:
+                    for j in T.serial(T.ceildiv(num_sms, _ROWS_IN_FLIGHT * width)):
+                        for k in T.unroll(_ROWS_IN_FLIGHT):
+                            row = (j * _ROWS_IN_FLIGHT + k) * width + first
+                            rows[k] = T.if_then_else(row < num_sms, workspace[row, expert], 0)
+                        for k in T.unroll(_ROWS_IN_FLIGHT):
+                            count += rows[k]
+                    if num_sms > _FEW_BLOCKS:
+                        for j in T.unroll(5):
+                            count += T.shfl_xor(count, 1 << j)
+                    if first == 0:
                         routed = T.cast(T.cast(count, "int64") * num_experts, "float32")
                         slots = T.cast(T.cast(num_tokens, "int64") * num_aux_topk, "float32")
                         quotient = T.call_extern("float32", "__fdiv_rn", routed, slots)

@@ -10,21 +10,12 @@ us of the L2; its tensor cores need 16 us however few the tokens are, so below 2
 128). What would help: one load of the weights for two tiles of tokens (TMA multicast), tiles of 16 tokens for few.
 """
 
+import dataclasses
+
 import tilelang.language as T
 
 from ..common.device import include
-from ..common.selecting import (
-    PASS_CONFIGS,
-    WARP,
-    exists,
-    load_offsets,
-    order_key,
-    rank_keys,
-    score_of_key,
-    select_best,
-    warp_max,
-    warp_sum,
-)
+from ..common.selecting import PASS_CONFIGS, WARP
 from ..declare import forms, grid, kernel
 
 _K = 64  # columns in a stage
@@ -32,53 +23,49 @@ _WARP_GROUP = 128
 _GROUPS = 2  # warp groups that multiply
 _THREADS = _GROUPS * _WARP_GROUP
 _WARPS = _THREADS // WARP
-# form -> tokens of a tile, experts, stages, blocks of a cluster
+_ROWS_AT_ONCE = 2  # that a warp routes; more code than that takes longer to load than it saves (four: 17 us more)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """What a block multiplies: `rows` tokens and up to `experts` experts, `stages` of 64 columns in flight."""
+
+    rows: int
+    experts: int
+    stages: int
+    split: int  # blocks of a cluster, which share the columns
+    max_tokens: int = 0  # the form is for at most so many; 0: for any number
+
+
+# Tried from the first to the last. An H200 runs 132 blocks at once, but only 66 clusters of two, 39 of three, 30 of
+# four and 15 of eight: max_tokens are those that run at once, since the rest would take as long again.
 _FORMS = {
-    "experts64": (128, 64, 8, 4),
-    "experts128": (128, 128, 6, 4),
-    "experts256": (128, 256, 4, 4),
-    "experts512": (64, 512, 2, 4),
+    "few64": Tile(64, 64, 8, 8, max_tokens=960),
+    "experts64": Tile(64, 64, 8, 2, max_tokens=4224),
+    "many64": Tile(128, 64, 8, 1),
+    "few128": Tile(64, 128, 8, 8, max_tokens=960),
+    "experts128": Tile(64, 128, 8, 2, max_tokens=4224),
+    "many128": Tile(128, 128, 6, 1),
+    "few256": Tile(64, 256, 5, 8, max_tokens=960),
+    "some256": Tile(64, 256, 5, 4, max_tokens=1920),
+    "experts256": Tile(64, 256, 5, 2, max_tokens=4224),
+    "more256": Tile(128, 256, 4, 2, max_tokens=8448),
+    "many256": Tile(128, 256, 4, 1),
+    "few512": Tile(64, 512, 3, 8, max_tokens=960),
+    "experts512": Tile(64, 512, 3, 2, max_tokens=4224),
+    "many512": Tile(64, 512, 3, 1),
 }
-
-
-def _rounded(name, x, y):
-    """One operation in fp32, never fused with another: sum, difference, product, quotient."""
-    return T.call_extern("float32", f"tk::{name}", x, y)
-
-
-@T.macro
-def _load_logits(values, slots, split, part, pitch, row, num_experts, lane):
-    """values = the sums over the cluster of a row of logits, NaN for experts that do not exist."""
-    for j in T.unroll(slots):
-        values[j] = T.float32(float("nan"))
-        if exists(j, lane, num_experts):
-            values[j] = T.call_extern(
-                "float32", f"tk::sum_of_cluster<{split}>", T.access_ptr(part[row * pitch + j * WARP + lane], "r")
-            )
-
-
-@T.macro
-def _softmax_row(values, slots, num_experts, lane, largest, total):
-    """The row's largest logit and the sum of exp(logit - largest), in the order of slots, then of warp_sum."""
-    best = T.alloc_var("float32")
-    best = values[0]
-    for j in T.unroll(slots - 1):
-        best = T.call_extern("float32", "fmaxf", best, values[j + 1])
-    largest[0] = score_of_key(warp_max(order_key(best)))
-    total[0] = T.float32(0)
-    for j in T.unroll(slots):
-        if exists(j, lane, num_experts):
-            total[0] = _rounded("sum", total[0], T.call_extern("float32", "tk::softmax_part", values[j], largest[0]))
-    warp_sum(total)
 
 
 @kernel(axes=grid(form=forms(*_FORMS)), archs=("sm_90a",), pass_configs=PASS_CONFIGS)
 def fused_topk_gating(form):
     """Multiply hidden_states by the transpose of gate_weight, and route each token to its topk_idx.shape[1] best
     experts."""
-    rows, experts, stages, split = _FORMS[form]
+    tile = _FORMS[form]
+    rows, experts, split = tile.rows, tile.experts, tile.split
     slots, pitch = experts // WARP, experts + 8
     rows_of_rank = rows // split
+    rows_at_once = min(_ROWS_AT_ONCE, rows_of_rank // _WARPS)
     policy = T.GemmWarpPolicy.FullRow if rows >= 64 * _GROUPS else T.GemmWarpPolicy.FullCol
     num_tokens, hidden, num_experts, num_topk = (
         T.dynamic("num_tokens"), T.dynamic("hidden"), T.dynamic("num_experts"), T.dynamic("num_topk")
@@ -101,23 +88,17 @@ def fused_topk_gating(form):
         T.assume(num_topk >= 1)
         T.assume(num_topk <= num_experts)
         T.assume(num_topk <= WARP)
+        if tile.max_tokens > 0:
+            T.assume(num_tokens <= tile.max_tokens)
         with T.Kernel(T.ceildiv(num_tokens, rows) * split, threads=_THREADS, cluster_dims=(split, 1, 1)) as block:
-            include("gating.cuh", "ranking.cuh", "scoring.cuh")
+            include("gating.cuh")
             hidden_tile = T.alloc_shared((rows, _K), "bfloat16")
             weight_tile = T.alloc_shared((experts, _K), "bfloat16")
             part = T.alloc_shared((rows * pitch,), "float32")
-            candidates = T.alloc_shared((_WARPS, experts), "uint64")
-            logits = T.alloc_shared((_WARPS, experts), "float32")
-            chosen = T.alloc_shared((_WARPS, WARP), "int32")
+            offsets = T.alloc_shared((experts,), "float32")
+            candidates = T.alloc_shared((_WARPS * rows_at_once * experts,), "uint64")
             sums = T.alloc_fragment((rows, experts), "float32")
-            values = T.alloc_local((slots,), "float32")
-            offsets = T.alloc_local((slots,), "float32")
-            keys = T.alloc_local((slots,), "uint32")
-            largest = T.alloc_local((1,), "float32")
-            total = T.alloc_local((1,), "float32")
             row = T.alloc_var("int32")
-            expert = T.alloc_var("int32")
-            score = T.alloc_var("float32")
             rank = T.alloc_var("int32")
             first_step = T.alloc_var("int32")
             num_steps = T.alloc_var("int32")
@@ -127,50 +108,47 @@ def fused_topk_gating(form):
             first_step = T.truncdiv(num_steps * rank, split)
             num_steps = T.truncdiv(num_steps * (rank + 1), split) - first_step
             T.clear(sums)
-            for step in T.Pipelined(num_steps, num_stages=stages):
+            for step in T.Pipelined(num_steps, num_stages=tile.stages):
                 T.copy(hidden_states[row, (first_step + step) * _K], hidden_tile)
                 T.copy(gate_weight[0, (first_step + step) * _K], weight_tile)
                 T.gemm(hidden_tile, weight_tile, sums, transpose_B=True, policy=policy)
             # The sums take the place of the tiles, which every warp group must have read
             T.sync_threads(3, _THREADS)
+            # Not before the loop: there the threads that load count too
+            thread = T.get_thread_binding()
+            for i in T.unroll(-(-experts // _THREADS)):
+                if i * _THREADS + thread < experts:
+                    offsets[i * _THREADS + thread] = 0.0
+            if not T.isnullptr(bias.data):
+                for i in T.unroll(-(-experts // _THREADS)):
+                    if i * _THREADS + thread < num_experts:
+                        offsets[i * _THREADS + thread] = bias[i * _THREADS + thread]
             for i, j in T.Parallel(rows, experts):
                 part[i * pitch + j] = sums[i, j]
-            T.cluster_sync()
-            lane = T.get_thread_binding() % WARP
-            warp = T.get_thread_binding() // WARP
-            for i in T.serial(T.ceildiv(rows_of_rank, _WARPS)):
-                tile_row = rank * rows_of_rank + i * _WARPS + warp
-                if row + tile_row < num_tokens:
-                    _load_logits(values, slots, split, part, pitch, tile_row, num_experts, lane)
-                    if scoring == 2:
-                        _softmax_row(values, slots, num_experts, lane, largest, total)
-                    for j in T.unroll(slots):
-                        offsets[j] = T.float32(0)
-                    if not T.isnullptr(bias.data):
-                        load_offsets(offsets, slots, bias, num_experts, lane)
-                    for j in T.unroll(slots):
-                        logits[warp, j * WARP + lane] = values[j]
-                        values[j] = _rounded(
-                            "sum", T.call_extern("float32", "tk::ranked", values[j], scoring), offsets[j]
-                        )
-                    rank_keys(keys, slots, values, num_experts, lane)
-                    select_best(keys, slots, num_topk, candidates, chosen, warp, lane)
-                    score = T.float32(0)
-                    expert = -1
-                    if lane < num_topk:
-                        expert = chosen[warp, lane]
-                        score = T.call_extern(
-                            "float32", "tk::score", logits[warp, expert], scoring, largest[0], total[0]
-                        )
-                    if renormalize:
-                        total[0] = score
-                        warp_sum(total)
-                        score = _rounded("quotient", score, _rounded("sum", total[0], T.float32(1e-20)))
-                    if lane < num_topk:
-                        topk_idx[row + tile_row, lane] = T.cast(expert, "int64")
-                        topk_weights[row + tile_row, lane] = _rounded("product", score, routed_scaling_factor)
-                    T.sync_warp()
+            if split > 1:
+                T.cluster_sync()
+            else:
+                T.sync_threads(3, _THREADS)
+            T.call_extern(
+                "handle",
+                f"tk::route_rows<{slots}, {split}, {rows_at_once}, {_WARPS}, {pitch}>",
+                T.access_ptr(part[0], "r"),
+                T.access_ptr(offsets[0], "r"),
+                T.access_ptr(candidates[0], "w"),
+                T.access_ptr(topk_idx[row, 0], "w"),
+                T.access_ptr(topk_weights[row, 0], "w"),
+                rank * rows_of_rank,
+                T.min((rank + 1) * rows_of_rank, num_tokens - row),
+                num_experts,
+                num_topk,
+                scoring,
+                renormalize,
+                routed_scaling_factor,
+                thread // WARP,
+                thread % WARP,
+            )
             # The others may still read this block's sums
-            T.cluster_sync()
+            if split > 1:
+                T.cluster_sync()
 
     return main

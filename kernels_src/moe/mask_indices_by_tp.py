@@ -36,14 +36,18 @@ def mask_indices_by_tp(dtype):
         T.assume(num_tp_ranks > 0)
         with T.Kernel(T.ceildiv(num_tokens * num_topk, _THREADS * _ENTRIES), threads=_THREADS) as block:
             include("routing.cuh")
+            values = T.alloc_local((_ENTRIES,), _DTYPES[dtype])
+            # Row 0 and a column beyond it: the tensors are dense. All are loaded before the first is divided
             for i in T.unroll(_ENTRIES):
-                # Row 0 and a column beyond it: the tensors are dense
+                flat = (block * _ENTRIES + i) * _THREADS + T.get_thread_binding()
+                values[i] = T.if_then_else(flat < num_tokens * num_topk, indices[0, flat], T.cast(-1, _DTYPES[dtype]))
+            for i in T.unroll(_ENTRIES):
                 flat = (block * _ENTRIES + i) * _THREADS + T.get_thread_binding()
                 if flat < num_tokens * num_topk:
                     local = T.call_extern(
                         "int64",
                         "tk::mask_index_by_tp",
-                        T.cast(indices[0, flat], "int64"),
+                        T.cast(values[i], "int64"),
                         num_experts_per_gpu,
                         tp_rank,
                         num_tp_ranks,

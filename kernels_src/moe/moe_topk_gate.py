@@ -22,7 +22,11 @@ from ..common.selecting import (
 from ..declare import forms, grid, kernel
 
 # form -> scores of a lane, blocks that a multiprocessor shall hold; warps of a block
-_FORMS = {"experts256": (8, 16), "experts1024": (32, 4)}
+_FORMS = {
+    "experts256": (8, 16),
+    "experts512": (16, 8),
+    "experts1024": (32, 4),
+}
 _WARPS = 4
 # Backward: loads in flight of a lane, blocks that a multiprocessor shall hold, and the most experts
 _STEPS = 8
@@ -154,34 +158,30 @@ def moe_topk_gate_forward(form):
                 is_image = False
                 if not T.isnullptr(image_token_mask.data):
                     is_image = image_token_mask[token]
-                for j in T.unroll(slots):
-                    offsets[j] = T.float32(0)
-                if is_image:
-                    if not T.isnullptr(image_bias.data):
-                        load_offsets(offsets, slots, image_bias, num_experts, lane)
-                else:
-                    if not T.isnullptr(bias.data):
-                        load_offsets(offsets, slots, bias, num_experts, lane)
                 expert[0] = -1
                 score[0] = T.float32(0)
                 if is_active and not is_random:
+                    T.call_extern(
+                        "handle", f"tk::sqrt_softplus_of_slots<{slots}>", T.address_of(values[0]), num_experts
+                    )
+                    if not T.isnullptr(scores.data):
+                        _store_scores(scores, values, slots, token, num_experts, lane)
                     if is_fixed:
                         if not T.isnullptr(unmapped_topk_idx.data):
                             if lane < num_topk:
                                 given = unmapped_topk_idx[token, lane]
                                 if given >= T.int64(0) and given < T.cast(num_experts, "int64"):
                                     expert[0] = T.cast(given, "int32")
-                        if not T.isnullptr(scores.data):
-                            for j in T.unroll(slots):
-                                if j * WARP < num_experts:
-                                    values[j] = T.call_extern("float32", "tk::sqrt_softplus", values[j])
-                            _store_scores(scores, values, slots, token, num_experts, lane)
                     else:
+                        # Behind the scores, which leave no registers for them
                         for j in T.unroll(slots):
-                            if j * WARP < num_experts:
-                                values[j] = T.call_extern("float32", "tk::sqrt_softplus", values[j])
-                        if not T.isnullptr(scores.data):
-                            _store_scores(scores, values, slots, token, num_experts, lane)
+                            offsets[j] = T.float32(0)
+                        if is_image:
+                            if not T.isnullptr(image_bias.data):
+                                load_offsets(offsets, slots, image_bias, num_experts, lane)
+                        else:
+                            if not T.isnullptr(bias.data):
+                                load_offsets(offsets, slots, bias, num_experts, lane)
                         for j in T.unroll(slots):
                             values[j] = _rounded("sum", values[j], offsets[j])
                         rank_keys(keys, slots, values, num_experts, lane)

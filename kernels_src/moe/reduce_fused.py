@@ -14,24 +14,34 @@ _OUT_DTYPES = {**_DTYPES, "e4m3": "float8_e4m3fn"}
 
 _WARP = 32
 _THREADS = 128
-# Channels of a thread at a time, and how many times over by dtype
+# Channels of a thread at a time, and how many times over by dtype; aligned blocks that a multiprocessor shall hold
 _CHANNELS = 8
-_STEPS = {"bf16": 4, "fp32": 2}
+_STEPS = {"bf16": 2, "fp32": 1}
+_MIN_BLOCKS = 10
 
 
 @T.macro
-def _find_factor(topk_weights, x_sf, token, slot, position, factor):
-    """What the row of a slot is multiplied by: its weight, times the scale of the row."""
+def _find_rows(x_sf, topk_weights, token_topk_to_pos, token, num_topk, num_positions, position, factor):
+    """position[0] = where the row of this lane's slot is, -1 for none; factor[0] = what it is multiplied by: its
+    weight, times the scale of the row. The weight is loaded beside the position, not after it."""
+    lane = T.get_thread_binding() % _WARP
+    position[0] = -1
     factor[0] = T.float32(1)
-    if not T.isnullptr(topk_weights.data):
-        factor[0] = topk_weights[token, slot]
+    if lane < num_topk:
+        position[0] = token_topk_to_pos[token, lane]
+        if not T.isnullptr(topk_weights.data):
+            factor[0] = topk_weights[token, lane]
+    if position[0] >= num_positions:
+        position[0] = -1
     if not T.isnullptr(x_sf.data):
-        factor[0] = T.call_extern("float32", "__fmul_rn", factor[0], x_sf[position])
+        if position[0] >= 0:
+            factor[0] = T.call_extern("float32", "__fmul_rn", factor[0], x_sf[position[0]])
 
 
 @T.macro
-def _add_row(x, row, tile, hidden, kind, vector, values, sums, factor):
-    """sums = fma(x[row], factor, sums) for a thread's channels; all are loaded before the first is used."""
+def _add_row(x, row, tile, hidden, kind, vector, values, sums, factor, slot):
+    """sums = fma(x[row], factor of the lane `slot`, sums) for a thread's channels; all are loaded before the first is
+    used."""
     thread = T.get_thread_binding()
     for step in T.unroll(_STEPS[kind]):
         chunk = (tile * _STEPS[kind] + step) * _THREADS + thread
@@ -39,20 +49,16 @@ def _add_row(x, row, tile, hidden, kind, vector, values, sums, factor):
             for i in T.unroll(_CHANNELS // vector):
                 for j in T.vectorized(vector):
                     values[step * _CHANNELS + i * vector + j] = x[row, chunk * _CHANNELS + i * vector + j]
+    row_factor = T.shfl_sync(factor[0], slot)
     for i in T.unroll(_STEPS[kind] * _CHANNELS):
-        sums[i] = T.call_extern("float32", "__fmaf_rn", T.cast(values[i], "float32"), factor, sums[i])
+        sums[i] = T.call_extern("float32", "__fmaf_rn", T.cast(values[i], "float32"), row_factor, sums[i])
 
 
 @T.macro
-def _write_sums(out, sf, token, tile, hidden, kind, fmt, vector, sums):
-    """Convert a thread's sums and store them. `sf` is None where there is nothing to multiply by."""
+def _write_sums(out, scale, token, tile, hidden, kind, fmt, vector, sums):
+    """Convert a thread's sums and store them; those that become e4m3 times scale[0]."""
     thread = T.get_thread_binding()
     target = T.alloc_local((_CHANNELS,), _OUT_DTYPES[fmt])
-    scale = T.alloc_var("float32")
-    scale = T.float32(1)
-    if sf is not None:
-        if not T.isnullptr(sf.data):
-            scale = sf[0]
     for step in T.unroll(_STEPS[kind]):
         chunk = (tile * _STEPS[kind] + step) * _THREADS + thread
         if chunk * _CHANNELS < hidden:
@@ -62,7 +68,7 @@ def _write_sums(out, sf, token, tile, hidden, kind, fmt, vector, sums):
                     f"tk::convert<tk::Fp32, tk::E4m3, {_CHANNELS}>",
                     T.address_of(sums[step * _CHANNELS]),
                     T.address_of(target[0]),
-                    scale,
+                    scale[0],
                 )
             else:
                 for i in T.unroll(_CHANNELS):
@@ -83,37 +89,34 @@ def _reduce(
 ):
     """One block. `vectors`: elements that one access of x and of out takes."""
     include("cast.cuh")
+    if vectors[0] > 1:
+        T.annotate_min_blocks_per_sm(_MIN_BLOCKS)
     values = T.alloc_local((_STEPS[kind] * _CHANNELS,), _DTYPES[kind])
     sums = T.alloc_local((_STEPS[kind] * _CHANNELS,), "float32")
     factor = T.alloc_local((1,), "float32")
+    scale = T.alloc_local((1,), "float32")
     token = T.alloc_var("int32")
     tile = T.alloc_var("int32")
-    position = T.alloc_var("int32")
+    position = T.alloc_local((1,), "int32")
     slots = T.alloc_var("uint32")
     slot = T.alloc_var("int32")
     row = T.alloc_var("int32")
-    row_factor = T.alloc_var("float32")
-    lane = T.get_thread_binding() % _WARP
     token = T.truncdiv(block, _num_tiles(hidden, kind))
     tile = T.truncmod(block, _num_tiles(hidden, kind))
-    position = -1
-    factor[0] = T.float32(0)
-    if lane < num_topk:
-        position = token_topk_to_pos[token, lane]
-        if position >= num_positions:
-            position = -1
-        if position >= 0:
-            _find_factor(topk_weights, x_sf, token, lane, position, factor)
+    _find_rows(x_sf, topk_weights, token_topk_to_pos, token, num_topk, num_positions, position, factor)
+    scale[0] = T.float32(1)
+    if sf is not None:
+        if not T.isnullptr(sf.data):
+            scale[0] = sf[0]
     for i in T.unroll(_STEPS[kind] * _CHANNELS):
         sums[i] = T.float32(0)
-    slots = T.cast(T.ballot(position >= 0), "uint32")
+    slots = T.cast(T.ballot(position[0] >= 0), "uint32")
     while slots != T.uint32(0):
         slot = T.call_extern("int32", "__ffs", slots) - 1
         slots = T.bitwise_and(slots, slots - T.uint32(1))
-        row = T.shfl_sync(position, slot)
-        row_factor = T.shfl_sync(factor[0], slot)
-        _add_row(x, row, tile, hidden, kind, vectors[0], values, sums, row_factor)
-    _write_sums(out, sf, token, tile, hidden, kind, fmt, vectors[1], sums)
+        row = T.shfl_sync(position[0], slot)
+        _add_row(x, row, tile, hidden, kind, vectors[0], values, sums, factor, slot)
+    _write_sums(out, scale, token, tile, hidden, kind, fmt, vectors[1], sums)
 
 
 @kernel(

@@ -25,9 +25,16 @@ from ..common.selecting import (
 )
 from ..declare import forms, grid, kernel
 
-# form -> scores of a lane, blocks that a multiprocessor shall hold; warps of a block
-_FORMS = {"experts256": (8, 16), "experts1024": (32, 4)}
+# form -> scores of a lane, blocks that a multiprocessor shall hold, whether all of them exist; warps of a block
+_FORMS = {
+    "full256": (8, 16, True),
+    "experts256": (8, 16, False),
+    "experts1024": (32, 4, False),
+}
 _WARPS = 4
+
+
+_SCORES_OF_SLOTS = {"sigmoid": "tk::sigmoid_of_slots", "sqrtsoftplus": "tk::sqrt_softplus_of_slots"}
 
 
 def _score(scoring, logit, largest, total):
@@ -60,10 +67,10 @@ def _rank_scores(values, slots, scoring, bias, num_experts, lane):
     """values = score + bias; softmax ranks by logit + bias."""
     offsets = T.alloc_local((slots,), "float32")
     load_offsets(offsets, slots, bias, num_experts, lane)
+    if scoring != "softmax":
+        T.call_extern("handle", f"{_SCORES_OF_SLOTS[scoring]}<{slots}>", T.address_of(values[0]), num_experts)
     for j in T.unroll(slots):
-        if j * WARP < num_experts:
-            score = values[j] if scoring == "softmax" else _score(scoring, values[j], None, None)
-            values[j] = T.call_extern("float32", "tk::sum", score, offsets[j])
+        values[j] = T.call_extern("float32", "tk::sum", values[j], offsets[j])
 
 
 @kernel(
@@ -72,7 +79,7 @@ def _rank_scores(values, slots, scoring, bias, num_experts, lane):
 )
 def top2_sum_gate(scoring_func, form):
     """Route each token to its num_topk best experts within its best groups, and to the shared experts behind them."""
-    slots, min_blocks = _FORMS[form]
+    slots, min_blocks, is_full = _FORMS[form]
     num_tokens, num_experts, num_slots = T.dynamic("num_tokens"), T.dynamic("num_experts"), T.dynamic("num_slots")
     num_unmapped, unmapped_stride = T.dynamic("num_unmapped"), T.dynamic("unmapped_stride", "int64")
     num_logical, num_replicas = T.dynamic("num_logical"), T.dynamic("num_replicas")
@@ -97,7 +104,10 @@ def top2_sum_gate(scoring_func, form):
         tp_rank: T.int32,
         num_tp_ranks: T.int32,
     ):
-        T.assume(num_experts <= slots * WARP)
+        if is_full:
+            T.assume(num_experts == slots * WARP)
+        else:
+            T.assume(num_experts <= slots * WARP)
         T.assume(num_topk >= 1)
         T.assume(num_topk <= num_experts)
         T.assume(num_topk <= num_slots)
@@ -119,11 +129,13 @@ def top2_sum_gate(scoring_func, form):
             is_fixed = T.alloc_var("bool")
             expert = T.alloc_var("int32")
             score = T.alloc_var("float32")
+            # A number where it is known: comparisons with it go
+            experts = slots * WARP if is_full else num_experts
             lane = T.get_thread_binding() % WARP
             warp = T.get_thread_binding() // WARP
             token = block * _WARPS + warp
             if token < num_tokens:
-                load_scores(values, slots, logits, token, num_experts, lane)
+                load_scores(values, slots, logits, token, experts, lane)
                 is_active = True
                 if not T.isnullptr(mask.data):
                     is_active = mask[token]
@@ -134,20 +146,18 @@ def top2_sum_gate(scoring_func, form):
                 score = T.float32(0)
                 if is_active:
                     if scoring_func == "softmax":
-                        _softmax_row(values, slots, num_experts, lane, largest, total)
+                        _softmax_row(values, slots, experts, lane, largest, total)
                     if is_fixed:
                         if not T.isnullptr(unmapped_topk_idx.data):
                             if lane < num_topk:
                                 given = unmapped_topk_idx[token, lane]
-                                if given >= T.int64(0) and given < T.cast(num_experts, "int64"):
+                                if given >= T.int64(0) and given < T.cast(experts, "int64"):
                                     expert = T.cast(given, "int32")
                     else:
-                        _rank_scores(values, slots, scoring_func, bias, num_experts, lane)
-                        rank_keys(keys, slots, values, num_experts, lane)
+                        _rank_scores(values, slots, scoring_func, bias, experts, lane)
+                        rank_keys(keys, slots, values, experts, lane)
                         if num_groups != num_topk_groups:
-                            keep_best_groups(
-                                keys, slots, num_experts, num_groups, num_topk_groups, candidates, warp, lane
-                            )
+                            keep_best_groups(keys, slots, experts, num_groups, num_topk_groups, candidates, warp, lane)
                         select_best(keys, slots, num_topk, candidates, chosen, warp, lane)
                         if lane < num_topk:
                             expert = chosen[warp, lane]
@@ -167,7 +177,7 @@ def top2_sum_gate(scoring_func, form):
                         routed_scaling_factor,
                     )
                     if is_active and lane >= num_topk:
-                        expert = num_experts + lane - num_topk
+                        expert = experts + lane - num_topk
                         score = T.float32(1)
                     if not T.isnullptr(to_physical_map.data):
                         if not T.isnullptr(logical_count.data):

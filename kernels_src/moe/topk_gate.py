@@ -1,10 +1,11 @@
 """The indices of each token's highest expert scores, best first, ties to the smaller index; NaN ranks below -inf.
 
 A warp takes a token. The k-th best of its lanes' maxima bounds the k-th best score from below, so only scores that
-reach the bound (about k of them) are candidates; each candidate's place is the number of candidates before it. Two
-forms keep up to 256 and up to 1024 scores in registers; the general form reads the row once for every place, for any
-number of experts. On an H200 8001 x 256, k = 8 takes 6.3 us (7.4 before the candidates of a lane were counted ahead
-of the stores, 8.1 with two waves of blocks), 8001 x 72, k = 6 takes 4.6 us; a same-size copy 5.9 and 4.5.
+reach the bound (about k of them) are candidates; each candidate's place is the number of candidates before it. Three
+forms keep up to 256, 512 and 1024 scores in registers; the general form reads the row once for every place, for any
+number of experts. On an H200 8001 x 256, k = 8 takes 5.8 us (6.4 without a form for 256, 7.4 before the candidates of a
+lane were counted ahead of the stores, 8.1 with two waves of blocks), 8001 x 72, k = 6 takes 4.6 us; a same-size copy
+5.9 and 4.5.
 """
 
 import tilelang.language as T
@@ -13,8 +14,14 @@ from ..common.device import include
 from ..declare import forms, grid, kernel
 
 _WARP = 32
-# form -> scores of a lane, warps of a block, blocks that a multiprocessor shall hold
-_FORMS = {"experts256": (8, 4, 16), "experts1024": (32, 4, 4), "general": (0, 4, 8)}
+# form -> scores of a lane, warps of a block, blocks that a multiprocessor shall hold; full256: all of them exist
+_FORMS = {
+    "full256": (8, 4, 16),
+    "experts256": (8, 4, 16),
+    "experts512": (16, 4, 8),
+    "experts1024": (32, 4, 4),
+    "general": (0, 4, 8),
+}
 
 
 def _order_key(score):
@@ -119,8 +126,11 @@ def topk_gate(form):
         scores: T.Tensor((num_tokens, num_experts), "float32"), topk_idx: T.Tensor((num_tokens, num_topk), "int64")
     ):
         T.assume(num_topk <= num_experts)
-        if slots > 0:
+        if form == "full256":
+            T.assume(num_experts == slots * _WARP)
+        elif slots > 0:
             T.assume(num_experts <= slots * _WARP)
+        if slots > 0:
             T.assume(num_topk <= _WARP)
         with T.Kernel(T.ceildiv(num_tokens, warps), threads=warps * _WARP) as block:
             include("warp.cuh")
@@ -128,10 +138,12 @@ def topk_gate(form):
             lane = T.get_thread_binding() % _WARP
             warp = T.get_thread_binding() // _WARP
             token = block * warps + warp
+            # A number where it is known: comparisons with it go
+            experts = slots * _WARP if form == "full256" else num_experts
             if slots > 0:
                 candidates = T.alloc_shared((warps, slots * _WARP), "uint64")
                 if token < num_tokens:
-                    _select(scores, topk_idx, token, num_experts, num_topk, slots, candidates, warp, lane)
+                    _select(scores, topk_idx, token, experts, num_topk, slots, candidates, warp, lane)
             else:
                 if token < num_tokens:
                     _scan(scores, topk_idx, token, num_experts, num_topk, lane)

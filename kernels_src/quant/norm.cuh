@@ -27,9 +27,9 @@ constexpr int kWords = 8;  // that hold eight channels
 template <>
 constexpr int kWords<Bf16> = 4;
 
-template <int kCount, bool kIsAligned>
+template <typename Kind, int kCount, bool kIsAligned>
 __device__ __forceinline__ void load_channels(const void* source, int64_t channel, uint32_t* words) {
-  const uint8_t* start = static_cast<const uint8_t*>(source) + channel * (kCount / 2);
+  const uint8_t* start = static_cast<const uint8_t*>(source) + channel * (kWords<Kind> / 2);
   if constexpr (kIsAligned) {
 #pragma unroll
     for (int i = 0; i < kCount / 4; ++i) {
@@ -57,7 +57,9 @@ __device__ __forceinline__ void store_channels(void* target, int64_t channel, co
 
 template <int kBytes, bool kIsAligned>
 __device__ __forceinline__ void store_bytes(uint8_t* target, const uint32_t* words) {
-  if constexpr (kIsAligned) {
+  if constexpr (kIsAligned && kBytes == 8) {
+    *reinterpret_cast<uint2*>(target) = make_uint2(words[0], words[1]);
+  } else if constexpr (kIsAligned) {
 #pragma unroll
     for (int i = 0; i < kBytes / 16; ++i) {
       reinterpret_cast<uint4*>(target)[i] =
@@ -69,14 +71,16 @@ __device__ __forceinline__ void store_bytes(uint8_t* target, const uint32_t* wor
   }
 }
 
+template <int N>
 __device__ __forceinline__ void round_to_bf16(Bf16, const uint32_t* words, uint32_t* halves) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) halves[i] = words[i];
+  for (int i = 0; i < N / 2; ++i) halves[i] = words[i];
 }
 
+template <int N>
 __device__ __forceinline__ void round_to_bf16(Fp32, const uint32_t* words, uint32_t* halves) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < N / 2; ++i) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(float_of(words[2 * i]), float_of(words[2 * i + 1]));
     halves[i] = *reinterpret_cast<const uint32_t*>(&pair);
   }
@@ -91,9 +95,12 @@ __device__ __forceinline__ int64_t place_of_token(int token, int block_m) {
 
 // ---- forward --------------------------------------------------------------------------------------------------------
 
-// How a block of norm_forward shares a row: steps of 128 threads with sixteen neighbouring channels each. With four
-// times the threads each step has its own: for few tokens.
-constexpr int kChannels = 16;
+// How a block of norm_forward shares a row: steps of 128 threads with 32 bytes of neighbouring channels each; with more
+// the accesses of a warp lie too far apart. With more threads each step has its own: for few tokens.
+template <typename Kind>
+constexpr int kChannels = 8;
+template <>
+constexpr int kChannels<Bf16> = 16;
 constexpr int kStepThreads = 128;
 
 struct NormArguments {
@@ -107,7 +114,7 @@ struct NormArguments {
   void* residual_out;
   int64_t residual_out_stride;
   float* rstd;
-  int row, hidden;
+  int row, next_row, hidden;  // next_row: whose turn comes when this one is done, or -1
   float eps, out_scale;
 };
 
@@ -124,10 +131,21 @@ struct CastArguments {
   bool round_sf, is_packed;
 };
 
+// Ask L2 for this thread's channels of a row, which another block reads later.
+template <typename Kind, int kThreads, int kSteps>
+__device__ __forceinline__ void prefetch_channels(const void* source, int64_t stride, int row, int hidden) {
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int channel = (step * kThreads + static_cast<int>(threadIdx.x)) * kChannels<Kind>;
+    const uint8_t* place = static_cast<const uint8_t*>(source) + (row * stride + channel) * (kWords<Kind> / 2);
+    if (channel < hidden) asm volatile("prefetch.global.L2 [%0];" ::"l"(place));
+  }
+}
+
 // x = x + residual, rounded to their dtype.
 __device__ __forceinline__ void add_residual(Bf16, uint32_t* x, const uint32_t* residual) {
 #pragma unroll
-  for (int i = 0; i < kChannels / 2; ++i) {
+  for (int i = 0; i < kChannels<Bf16> / 2; ++i) {
     __nv_bfloat162& pair = reinterpret_cast<__nv_bfloat162*>(x)[i];
     pair = __hadd2_rn(pair, reinterpret_cast<const __nv_bfloat162*>(residual)[i]);
   }
@@ -135,7 +153,7 @@ __device__ __forceinline__ void add_residual(Bf16, uint32_t* x, const uint32_t* 
 
 __device__ __forceinline__ void add_residual(Fp32, uint32_t* x, const uint32_t* residual) {
 #pragma unroll
-  for (int i = 0; i < kChannels; ++i) x[i] = bits_of(__fadd_rn(float_of(x[i]), float_of(residual[i])));
+  for (int i = 0; i < kChannels<Fp32>; ++i) x[i] = bits_of(__fadd_rn(float_of(x[i]), float_of(residual[i])));
 }
 
 // The sum of a thread's squares, one after the other. Squares of bf16 numbers are exact, so that fused or not the sums
@@ -144,7 +162,7 @@ template <typename Kind>
 __device__ __forceinline__ float sum_squares(const uint32_t* words) {
   float sum = 0.0f;
 #pragma unroll
-  for (int block = 0; block < kChannels / 8; ++block) {
+  for (int block = 0; block < kChannels<Kind> / 8; ++block) {
     float values[8];
     load_x8(Kind{}, words, block, 1.0f, values);
 #pragma unroll
@@ -169,7 +187,7 @@ template <typename Kind>
 __device__ __forceinline__ void normalise(uint32_t* words, const uint32_t* weight, bool has_weight, float rstd,
                                           float out_scale) {
 #pragma unroll
-  for (int block = 0; block < kChannels / 8; ++block) {
+  for (int block = 0; block < kChannels<Kind> / 8; ++block) {
     float values[8], factors[8];
     load_x8(Kind{}, words, block, rstd, values);
     if (has_weight) {
@@ -188,21 +206,24 @@ __device__ __forceinline__ void normalise(uint32_t* words, const uint32_t* weigh
 template <typename Kind, bool kIsAligned>
 __device__ __forceinline__ void cast_step(const NormArguments& norm, const CastArguments& cast, const uint32_t* y,
                                           int channel, int64_t mega_moe_row) {
-  float most = largest<kChannels>(Kind{}, y);
-  most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));  // two threads share a scale
+  float most = largest<kChannels<Kind>>(Kind{}, y);
+#pragma unroll
+  for (int lanes = 1; lanes < 32 / kChannels<Kind>; lanes *= 2) {
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, lanes));
+  }
   float scale, factor;
   make_scales<1>(&most, cast.clamp_min, 448.0f, cast.round_sf, kScaleFp32, &scale, &factor);
   const bool is_inside = channel < norm.hidden;
   if (is_inside) {
-    uint32_t words[kChannels / 4];
-    scale_to_e4m3<Kind, kChannels>(y, factor, words);
+    uint32_t words[kChannels<Kind> / 4];
+    scale_to_e4m3<Kind, kChannels<Kind>>(y, factor, words);
     uint8_t* target = static_cast<uint8_t*>(norm.out) + norm.row * norm.out_stride + channel;
-    store_bytes<kChannels, kIsAligned>(target, words);
+    store_bytes<kChannels<Kind>, kIsAligned>(target, words);
     if (cast.out_bf16 != nullptr) {
-      uint32_t halves[kChannels / 2];
-      round_to_bf16(Kind{}, y, halves);
+      uint32_t halves[kChannels<Kind> / 2];
+      round_to_bf16<kChannels<Kind>>(Kind{}, y, halves);
       uint8_t* other = static_cast<uint8_t*>(cast.out_bf16) + 2 * (norm.row * cast.out_bf16_stride + channel);
-      store_bytes<2 * kChannels, kIsAligned>(other, halves);
+      store_bytes<2 * kChannels<Kind>, kIsAligned>(other, halves);
     }
   }
   if (channel % 32 != 0) return;
@@ -219,26 +240,33 @@ __device__ __forceinline__ void cast_step(const NormArguments& norm, const CastA
 // One row by a block of kThreads, in kSteps steps. `cast` is null for the plain norm. shared: 516 floats.
 template <typename Kind, int kThreads, int kSteps, bool kIsAligned>
 __device__ __forceinline__ void norm_row(const NormArguments& norm, const CastArguments* cast, float* shared) {
-  constexpr int kCount = kChannels / 8 * kWords<Kind>;
+  constexpr int kCount = kChannels<Kind> / 8 * kWords<Kind>;
   // Weights are on their way before the sum is known, where registers allow it
   constexpr bool kIsEarly = kSteps == 1;
   const int thread = static_cast<int>(threadIdx.x), hidden = norm.hidden;
   uint32_t words[kSteps][kCount] = {}, weight[kCount] = {};
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int channel = (step * kThreads + thread) * kChannels;
-    if (channel < hidden) load_channels<kCount, kIsAligned>(norm.x, norm.row * norm.x_stride + channel, words[step]);
+    const int channel = (step * kThreads + thread) * kChannels<Kind>;
+    if (channel < hidden)
+      load_channels<Kind, kCount, kIsAligned>(norm.x, norm.row * norm.x_stride + channel, words[step]);
   }
-  if (kIsEarly && norm.weight != nullptr && thread * kChannels < hidden) {
-    load_channels<kCount, kIsAligned>(norm.weight, thread * kChannels, weight);
+  if (norm.next_row >= 0) {
+    prefetch_channels<Kind, kThreads, kSteps>(norm.x, norm.x_stride, norm.next_row, hidden);
+    if (norm.residual != nullptr) {
+      prefetch_channels<Kind, kThreads, kSteps>(norm.residual, norm.residual_stride, norm.next_row, hidden);
+    }
+  }
+  if (kIsEarly && norm.weight != nullptr && thread * kChannels<Kind> < hidden) {
+    load_channels<Kind, kCount, kIsAligned>(norm.weight, thread * kChannels<Kind>, weight);
   }
   if (norm.residual != nullptr) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int channel = (step * kThreads + thread) * kChannels;
+      const int channel = (step * kThreads + thread) * kChannels<Kind>;
       if (channel < hidden) {
         uint32_t residual[kCount];
-        load_channels<kCount, kIsAligned>(norm.residual, norm.row * norm.residual_stride + channel, residual);
+        load_channels<Kind, kCount, kIsAligned>(norm.residual, norm.row * norm.residual_stride + channel, residual);
         add_residual(Kind{}, words[step], residual);
         if (norm.residual_out != nullptr) {
           uint8_t* target = static_cast<uint8_t*>(norm.residual_out) +
@@ -251,7 +279,7 @@ __device__ __forceinline__ void norm_row(const NormArguments& norm, const CastAr
   float sum = sum_squares<Kind>(words[0]);
 #pragma unroll
   for (int step = 1; step < kSteps; ++step) {
-    if (step * kThreads * kChannels < hidden) sum = __fadd_rn(sum, sum_squares<Kind>(words[step]));
+    if (step * kThreads * kChannels<Kind> < hidden) sum = __fadd_rn(sum, sum_squares<Kind>(words[step]));
   }
   if constexpr (kThreads == kStepThreads) {
     sum_of_step_threads(sum, thread, shared);
@@ -262,7 +290,7 @@ __device__ __forceinline__ void norm_row(const NormArguments& norm, const CastAr
     if (thread < kStepThreads) {
 #pragma unroll
       for (int step = 1; step < kThreads / kStepThreads; ++step) {
-        if (step * kStepThreads * kChannels < hidden) sum = __fadd_rn(sum, shared[step * kStepThreads + thread]);
+        if (step * kStepThreads * kChannels<Kind> < hidden) sum = __fadd_rn(sum, shared[step * kStepThreads + thread]);
       }
       sum_of_step_threads(sum, thread, shared + kThreads);
     }
@@ -280,10 +308,10 @@ __device__ __forceinline__ void norm_row(const NormArguments& norm, const CastAr
   }
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int channel = (step * kThreads + thread) * kChannels;
-    if (step * kThreads * kChannels < hidden) {
+    const int channel = (step * kThreads + thread) * kChannels<Kind>;
+    if (step * kThreads * kChannels<Kind> < hidden) {
       if (!kIsEarly && has_weight && channel < hidden) {
-        load_channels<kCount, kIsAligned>(norm.weight, channel, weight);
+        load_channels<Kind, kCount, kIsAligned>(norm.weight, channel, weight);
       }
       normalise<Kind>(words[step], weight, has_weight, rstd, norm.out_scale);
       if (cast != nullptr) {
@@ -299,8 +327,8 @@ __device__ __forceinline__ void norm_row(const NormArguments& norm, const CastAr
 template <typename Kind, int kThreads, int kSteps, bool kIsAligned>
 __device__ __forceinline__ void norm_forward(const void* x, int64_t x_stride, const void* weight, const void* residual,
                                              int64_t residual_stride, void* out, int64_t out_stride, void* residual_out,
-                                             int64_t residual_out_stride, void* rstd, int row, int hidden, float eps,
-                                             float out_scale, float* shared) {
+                                             int64_t residual_out_stride, void* rstd, int row, int next_row, int hidden,
+                                             float eps, float out_scale, float* shared) {
   const NormArguments norm = {x,
                               x_stride,
                               weight,
@@ -312,6 +340,7 @@ __device__ __forceinline__ void norm_forward(const void* x, int64_t x_stride, co
                               residual_out_stride,
                               static_cast<float*>(rstd),
                               row,
+                              next_row,
                               hidden,
                               eps,
                               out_scale};
@@ -321,10 +350,10 @@ __device__ __forceinline__ void norm_forward(const void* x, int64_t x_stride, co
 template <typename Kind, int kThreads, int kSteps, bool kIsAligned>
 __device__ __forceinline__ void norm_forward_and_cast(
     const void* x, int64_t x_stride, const void* weight, const void* residual, int64_t residual_stride, void* out,
-    int64_t out_stride, void* residual_out, int64_t residual_out_stride, void* rstd, int row, int hidden, float eps,
-    float out_scale, float* shared, void* out_sf, int64_t sf_row_stride, int64_t sf_column_stride, int num_sf_columns,
-    void* out_bf16, int64_t out_bf16_stride, void* mega_moe_sf, int64_t mega_moe_stride, int mega_moe_block_m,
-    float clamp_min, bool round_sf, bool is_packed) {
+    int64_t out_stride, void* residual_out, int64_t residual_out_stride, void* rstd, int row, int next_row, int hidden,
+    float eps, float out_scale, float* shared, void* out_sf, int64_t sf_row_stride, int64_t sf_column_stride,
+    int num_sf_columns, void* out_bf16, int64_t out_bf16_stride, void* mega_moe_sf, int64_t mega_moe_stride,
+    int mega_moe_block_m, float clamp_min, bool round_sf, bool is_packed) {
   const NormArguments norm = {x,
                               x_stride,
                               weight,
@@ -336,6 +365,7 @@ __device__ __forceinline__ void norm_forward_and_cast(
                               residual_out_stride,
                               static_cast<float*>(rstd),
                               row,
+                              next_row,
                               hidden,
                               eps,
                               out_scale};
@@ -348,7 +378,18 @@ __device__ __forceinline__ void norm_forward_and_cast(
 
 // How a block of norm_backward shares a row: steps of 256 threads with eight neighbouring channels each.
 constexpr int kBackwardThreads = 256;
-constexpr int kBackwardSteps = 4;
+
+// Ask L2 for a row's share of this thread.
+template <typename Kind, int kSteps>
+__device__ __forceinline__ void prefetch_row(const void* row, int hidden) {
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int channel = (step * kBackwardThreads + static_cast<int>(threadIdx.x)) * 8;
+    if (channel < hidden) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const uint8_t*>(row) + channel * (kWords<Kind> / 2)));
+    }
+  }
+}
 
 // x * rstd and what the gradient of the result comes to, for eight channels; `scaled` is without the weight.
 template <typename Kind>
@@ -369,7 +410,7 @@ __device__ __forceinline__ void norm_factors(const uint32_t* x, const uint32_t* 
 
 // The rows first, first + stride, ... of the gradient of x, and in `workspace` this block's sums of x * rstd * grad *
 // out_scale. weight, residual and workspace may be null. shared: two floats for each warp.
-template <typename Kind, bool kIsAligned>
+template <typename Kind, int kSteps, bool kIsAligned>
 __device__ __forceinline__ void norm_backward_rows(const void* x, int64_t x_stride, const void* grad,
                                                    int64_t grad_stride, const void* weight, bool has_weight,
                                                    const float* rstd, const void* residual, int64_t residual_stride,
@@ -377,26 +418,36 @@ __device__ __forceinline__ void norm_backward_rows(const void* x, int64_t x_stri
                                                    int hidden, float out_scale, int first, int stride, float* shared) {
   constexpr int kCount = kWords<Kind>, kWarps = kBackwardThreads / 32;
   const int thread = static_cast<int>(threadIdx.x);
-  float weight_sums[kBackwardSteps][8] = {};
+  float weight_sums[kSteps][8] = {};
   int parity = 0;
   for (int row = first; row < num_tokens; row += stride) {
-    uint32_t x_words[kBackwardSteps][kCount] = {}, grad_words[kBackwardSteps][kCount] = {};
+    uint32_t x_words[kSteps][kCount] = {}, grad_words[kSteps][kCount] = {};
     const float row_rstd = rstd[row];
 #pragma unroll
-    for (int step = 0; step < kBackwardSteps; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
       const int channel = (step * kBackwardThreads + thread) * 8;
       if (channel < hidden) {
-        load_channels<kCount, kIsAligned>(x, row * x_stride + channel, x_words[step]);
-        load_channels<kCount, kIsAligned>(grad, row * grad_stride + channel, grad_words[step]);
+        load_channels<Kind, kCount, kIsAligned>(x, row * x_stride + channel, x_words[step]);
+        load_channels<Kind, kCount, kIsAligned>(grad, row * grad_stride + channel, grad_words[step]);
       }
+    }
+    // What is read next comes from memory while this row is computed
+    constexpr int kBytes = kWords<Kind> / 2;  // of a channel
+    if (has_residual) {
+      prefetch_row<Kind, kSteps>(static_cast<const uint8_t*>(residual) + row * residual_stride * kBytes, hidden);
+    }
+    if (row + stride < num_tokens) {
+      const int64_t next = row + stride;
+      prefetch_row<Kind, kSteps>(static_cast<const uint8_t*>(x) + next * x_stride * kBytes, hidden);
+      prefetch_row<Kind, kSteps>(static_cast<const uint8_t*>(grad) + next * grad_stride * kBytes, hidden);
     }
     float sum = 0.0f;
 #pragma unroll
-    for (int step = 0; step < kBackwardSteps; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
       const int channel = (step * kBackwardThreads + thread) * 8;
       if (channel < hidden) {
         uint32_t weight_words[kCount];
-        if (has_weight) load_channels<kCount, kIsAligned>(weight, channel, weight_words);
+        if (has_weight) load_channels<Kind, kCount, kIsAligned>(weight, channel, weight_words);
         float normal[8], scaled[8], weighted[8], part = 0.0f;
         norm_factors<Kind>(x_words[step], grad_words[step], weight_words, has_weight, row_rstd, out_scale, normal,
                            scaled, weighted);
@@ -417,13 +468,13 @@ __device__ __forceinline__ void norm_backward_rows(const void* x, int64_t x_stri
     for (int warp = 1; warp < kWarps; ++warp) sum = __fadd_rn(sum, sums[warp]);
     const float mean = __fdiv_rn(sum, static_cast<float>(hidden));
 #pragma unroll
-    for (int step = 0; step < kBackwardSteps; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
       const int channel = (step * kBackwardThreads + thread) * 8;
       if (channel < hidden) {
         uint32_t weight_words[kCount], residual_words[kCount];
-        if (has_weight) load_channels<kCount, kIsAligned>(weight, channel, weight_words);
+        if (has_weight) load_channels<Kind, kCount, kIsAligned>(weight, channel, weight_words);
         if (has_residual) {
-          load_channels<kCount, kIsAligned>(residual, row * residual_stride + channel, residual_words);
+          load_channels<Kind, kCount, kIsAligned>(residual, row * residual_stride + channel, residual_words);
         }
         float normal[8], scaled[8], weighted[8], residuals[8];
         norm_factors<Kind>(x_words[step], grad_words[step], weight_words, has_weight, row_rstd, out_scale, normal,
@@ -443,7 +494,7 @@ __device__ __forceinline__ void norm_backward_rows(const void* x, int64_t x_stri
   }
   if (!has_weight) return;
 #pragma unroll
-  for (int step = 0; step < kBackwardSteps; ++step) {
+  for (int step = 0; step < kSteps; ++step) {
     const int channel = (step * kBackwardThreads + thread) * 8;
     if (channel < hidden) {
       float4* target = reinterpret_cast<float4*>(workspace + static_cast<int64_t>(first) * hidden + channel);
@@ -454,15 +505,16 @@ __device__ __forceinline__ void norm_backward_rows(const void* x, int64_t x_stri
   }
 }
 
-// The sums over the parts in `workspace` of 32 columns from `column` on, by 256 threads: each takes every eighth part.
-// shared: 256 floats.
+// The sums over the parts in `workspace` of 32 columns from `column` on: a warp takes every kWarps-th part. shared: a
+// float for each thread.
+template <int kWarps>
 __device__ __forceinline__ void sum_weight_grad(const float* workspace, int num_parts, int hidden, int column,
                                                 void* weight_grad, bool is_bf16, bool accumulate, float* shared) {
   const int thread = static_cast<int>(threadIdx.x), place = column + thread % 32;
   float sum = 0.0f;
   if (place < hidden) {
 #pragma unroll 8
-    for (int part = thread / 32; part < num_parts; part += 8) {
+    for (int part = thread / 32; part < num_parts; part += kWarps) {
       sum = __fadd_rn(sum, workspace[static_cast<int64_t>(part) * hidden + place]);
     }
   }
@@ -470,7 +522,7 @@ __device__ __forceinline__ void sum_weight_grad(const float* workspace, int num_
   __syncthreads();
   if (thread >= 32 || place >= hidden) return;
 #pragma unroll
-  for (int other = 1; other < 8; ++other) sum = __fadd_rn(sum, shared[32 * other + thread]);
+  for (int other = 1; other < kWarps; ++other) sum = __fadd_rn(sum, shared[32 * other + thread]);
   if (is_bf16) {
     __nv_bfloat16& target = static_cast<__nv_bfloat16*>(weight_grad)[place];
     target = __float2bfloat16_rn(accumulate ? __fadd_rn(__bfloat162float(target), sum) : sum);

@@ -18,9 +18,13 @@ _PASS_CONFIGS = {
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 _TAGS = {"bf16": "tk::Bf16", "fp32": "tk::Fp32"}
 
-_THREADS = 256  # and eight channels of each in four steps: norm.cuh
-_COLUMNS = 32  # of the weight's gradient that a block sums up
-_BLOCKS_PER_SM = {"bf16": 2, "fp32": 1}  # what registers are limited for
+_THREADS = 256  # and eight channels of each in a step: norm.cuh
+_COLUMNS, _SUM_WARPS = 32, 32  # of the weight's gradient that a block sums up; in as many parts
+# Steps, and blocks on an SM that registers are limited for. small and medium: rows of one step and of two.
+_PLAN = {
+    "bf16": {"small": (1, 4), "medium": (2, 3), "large": (4, 2), "general": (4, 2)},
+    "fp32": {"small": (1, 4), "medium": (2, 2), "large": (4, 1), "general": (4, 1)},
+}
 
 _ALIGNED = (
     "and_(aligned(x, 16), and_(aligned(out_grad, 16), and_(aligned(weight, 16), aligned(residual_out_grad, 16))))"
@@ -28,7 +32,7 @@ _ALIGNED = (
 
 
 @kernel(
-    axes=grid(kind=dtype_of("x", **_DTYPES), form=forms("aligned", "general")),
+    axes=grid(kind=dtype_of("x", **_DTYPES), form=forms("small", "medium", "large", "general")),
     accepts={"weight_grad": ("float32", "bfloat16")},
     derived={"is_bf16": "is_dtype(weight_grad, bfloat16)", "is_aligned": _ALIGNED},
     pass_configs=_PASS_CONFIGS,
@@ -40,7 +44,9 @@ def norm_backward(kind, form):
     weight_grad is the sum over the rows of xh * out_grad * out_scale. weight, with weight_grad, and residual_out_grad
     may be null. workspace has a row for each block of the first launch.
     """
-    vector = {"bf16": 8, "fp32": 4}[kind] if form == "aligned" else 1
+    is_aligned_form = form != "general"
+    steps, blocks_per_sm = _PLAN[kind][form]
+    vector = {"bf16": 8, "fp32": 4}[kind] if is_aligned_form else 1
     num_tokens, hidden, num_parts = T.dynamic("num_tokens"), T.dynamic("hidden"), T.dynamic("num_parts")
     strides = [T.dynamic(f"{name}_stride", "int64") for name in ("out_grad", "x", "residual_out_grad")]
 
@@ -60,20 +66,20 @@ def norm_backward(kind, form):
         is_aligned: T.bool,
     ):
         T.assume(hidden % 32 == 0)
-        T.assume(hidden <= 8192)
+        T.assume(hidden <= steps * 8 * _THREADS)
         T.assume(num_parts > 0)
         T.assume(strides[0] % vector == 0)
         T.assume(strides[1] % vector == 0)
         T.assume(strides[2] % vector == 0)
-        if form == "aligned":
+        if is_aligned_form:
             T.assume(is_aligned)
         with T.Kernel(num_parts, threads=_THREADS) as block:
             include("norm.cuh")
-            T.annotate_min_blocks_per_sm(_BLOCKS_PER_SM[kind])
+            T.annotate_min_blocks_per_sm(blocks_per_sm)
             shared = T.alloc_shared((2 * _THREADS // 32,), "float32")
             T.call_extern(
                 "handle",
-                f"tk::norm_backward_rows<{_TAGS[kind]}, {str(form == 'aligned').lower()}>",
+                f"tk::norm_backward_rows<{_TAGS[kind]}, {steps}, {str(is_aligned_form).lower()}>",
                 T.access_ptr(x[0, 0], "r"),
                 strides[1],
                 T.access_ptr(out_grad[0, 0], "r"),
@@ -93,13 +99,13 @@ def norm_backward(kind, form):
                 num_parts,
                 T.address_of(shared[0]),
             )
-        with T.Kernel(T.ceildiv(hidden, _COLUMNS), threads=_THREADS) as block:
+        with T.Kernel(T.ceildiv(hidden, _COLUMNS), threads=32 * _SUM_WARPS) as block:
             include("norm.cuh")
-            shared = T.alloc_shared((_THREADS,), "float32")
+            shared = T.alloc_shared((32 * _SUM_WARPS,), "float32")
             if not T.isnullptr(weight_grad.data):
                 T.call_extern(
                     "handle",
-                    "tk::sum_weight_grad",
+                    f"tk::sum_weight_grad<{_SUM_WARPS}>",
                     T.access_ptr(workspace[0, 0], "r"),
                     num_parts,
                     hidden,

@@ -44,8 +44,8 @@ _THREADS = 32 * _NUM_WARPS
 _NARROW = 32  # channels or tokens of the smaller blocks
 _CHANNELS = {"bf16": 16, "fp32": 8}  # neighbours that a thread holds of a token
 # Blocks of threads that have to fit a multiprocessor: left alone, ptxas converts several tokens at once in up to 172
-# registers where 80 will do.
-_BLOCKS_PER_SM = {("bf16", "e4m3"): 4, ("bf16", "e2m1"): 3, ("fp32", "e4m3"): 2, ("fp32", "e2m1"): 2}
+# registers where 64 to 80 will do.
+_BLOCKS_PER_SM = {("bf16", "e4m3"): 4, ("bf16", "e2m1"): 4, ("fp32", "e4m3"): 2, ("fp32", "e2m1"): 2}
 
 
 class _Shape:

@@ -61,11 +61,11 @@ def check_int(
 def shape_of(operator: str, argument: str, tensor: Any, rank: int) -> tuple[int, ...]:
     """The sizes of a tensor of `rank` dimensions, before the extension has looked at it."""
     try:
-        shape: tuple[int, ...] = tensor.shape
-        if len(shape) == rank:
+        if tensor.dim() == rank:
+            shape: tuple[int, ...] = tensor.shape
             return shape
     except (AttributeError, TypeError):
         raise argument_type_error(
             operator, argument, "be a tensor", "None" if tensor is None else type(tensor).__name__
         ) from None
-    raise argument_error(operator, argument, f"have {rank} dimensions", len(shape))
+    raise argument_error(operator, argument, f"have {rank} dimensions", tensor.dim())

@@ -161,8 +161,10 @@ FAKE cuDevicePrimaryCtxRetain(void** context, int device) {
   return kSuccess;
 }
 
+// Of a destroyed context the real driver (580.159) refuses the id; a call that goes on nevertheless ends the process.
 FAKE cuCtxGetDevice(int* device) {
   NEEDS_INIT;
+  if (current != nullptr && current->destroyed) std::abort();
   NEEDS_CONTEXT;
   *device = current->device;
   return kSuccess;
@@ -184,6 +186,7 @@ FAKE cuCtxSetCurrent(void* context) {
 FAKE cuCtxGetId(void* context, unsigned long long* id) {
   NEEDS_INIT;
   if (context == nullptr) {
+    if (context_state() != kSuccess) record("{\"call\": \"cuCtxGetId\", \"refused\": true}");
     NEEDS_CONTEXT;
     context = current;
   }

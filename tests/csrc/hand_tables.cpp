@@ -80,18 +80,21 @@ tk_status launch(Frame& frame, Launcher& launcher) {
   void *x = data_of(frame.tensors[kX]), *scale = data_of(frame.tensors[kScale]), *out = data_of(frame.tensors[kOut]);
   int32_t rows = static_cast<int32_t>(frame.symbols[kRows]), cols = static_cast<int32_t>(frame.symbols[kCols]);
   void* arguments[] = {&out, &x, &scale, &rows, &cols};
-  return launcher.launch(frame, 0, geometry, arguments);
+  static constexpr ArgumentDesc descs[] = {{kOut, 8}, {kX, 8}, {kScale, 8}, {-1, 4}, {-1, 4}};
+  return launcher.launch(frame, 0, geometry, arguments, descs, 5);
 }
 
 constexpr LaunchDesc kE4m3[] = {{"tk_demo_cast__bf16_e4m3", false, false, {1, 1, 1}}};
-constexpr LaunchDesc kE5m2[] = {{"tk_demo_cast__bf16_e5m2", false, false, {1, 1, 1}}};
+constexpr LaunchDesc kE5m2[] = {{"tk_demo_cast__bf16_e5m2", false, true, {1, 1, 1}}};
 LaunchState states[2];
 constexpr VariantDesc kVariants[] = {
     {"bf16_e4m3", kSm80, 0, 0, 0, kE4m3, &states[0], 1, nullptr, launch},
     {"bf16_e5m2", kSm80, 1, 0, 0, kE5m2, &states[1], 1, nullptr, launch},
 };
 constexpr KeyDesc kKeys[] = {{0, 1, 0}, {1, 1, 1}, {0, 0, 0}, {0, 0, 0}};
-constexpr KernelDesc kKernel = {"demo.cast", kParams, 3, 3, kAxes, 2, nullptr, 0, kKeys, 4, kVariants, 2, kSignatures};
+constexpr ScalarType kKinds[] = {ScalarType::none, ScalarType::none, ScalarType::none};
+constexpr KernelDesc kKernel = {"demo.cast", kKinds, 0,     kParams, 3,         3, kAxes,      2,
+                                nullptr,     0,      kKeys, 4,       kVariants, 2, kSignatures};
 }  // namespace cast
 
 // ---- demo.sync ------------------------------------------------------------------------------------------------------
@@ -122,7 +125,8 @@ tk_status launch(Frame& frame, Launcher& launcher) {
   void* workspace = data_of(frame.tensors[0]);
   int32_t n = static_cast<int32_t>(frame.symbols[kN]);
   void* arguments[] = {&workspace, &n};
-  return launcher.launch(frame, 0, geometry, arguments);
+  static constexpr ArgumentDesc descs[] = {{0, 8}, {-1, 4}};
+  return launcher.launch(frame, 0, geometry, arguments, descs, 2);
 }
 
 constexpr LaunchDesc kLaunches16[] = {{"tk_demo_sync__n16", true, false, {1, 1, 1}}};
@@ -133,7 +137,9 @@ constexpr VariantDesc kVariants[] = {
     {"n32", kSm90a, 1, 0, 1, kLaunches32, &states[1], 1, nullptr, launch},
 };
 constexpr KeyDesc kKeys[] = {{0, 1, 0}, {1, 1, 0}};
-constexpr KernelDesc kKernel = {"demo.sync", kParams, 2, 1, kAxes, 1, nullptr, 0, kKeys, 2, kVariants, 2, kSignatures};
+constexpr ScalarType kKinds[] = {ScalarType::none, ScalarType::int32};
+constexpr KernelDesc kKernel = {"demo.sync", kKinds, 1,     kParams, 2,         1, kAxes,      1,
+                                nullptr,     0,      kKeys, 2,       kVariants, 2, kSignatures};
 }  // namespace sync
 
 // ---- demo.topk ------------------------------------------------------------------------------------------------------
@@ -183,13 +189,15 @@ tk_status launch(Frame& frame, Launcher& launcher) {
   const Geometry first = {{floordiv(tokens + 3, 4) * 2, 1, 1}, {32, 4, 1}, 65536};
   if (!is_empty(first)) {
     void* arguments[] = {&scores, &out, &tokens, &topk, &scale};
-    TK_RETURN_IF_ERROR(launcher.launch(frame, 0, first, arguments));
+    static constexpr ArgumentDesc descs[] = {{kScores, 8}, {kOut, 8}, {-1, 4}, {-1, 4}, {-1, 4}};
+    TK_RETURN_IF_ERROR(launcher.launch(frame, 0, first, arguments, descs, 5));
   }
   const Geometry second = {{tokens, topk, 1}, {64, 1, 1}, 0};
   int64_t experts = frame.symbols[kExperts];
   if (is_empty(second)) return TK_OK;
   void* arguments[] = {&scores, &out, &scale, &experts};
-  return launcher.launch(frame, 1, second, arguments);
+  static constexpr ArgumentDesc descs[] = {{kScores, 8}, {kOut, 8}, {-1, 4}, {-1, 8}};
+  return launcher.launch(frame, 1, second, arguments, descs, 4);
 }
 
 constexpr LaunchDesc kLaunches[] = {
@@ -199,7 +207,9 @@ constexpr LaunchDesc kLaunches[] = {
 LaunchState states[2];
 constexpr VariantDesc kVariants[] = {{"softmax_no_bias", kSm90a, 0, 0, 1, kLaunches, states, 2, nullptr, launch}};
 constexpr KeyDesc kKeys[] = {{0, 1, 0}, {0, 0, 0}, {0, 0, 0}, {0, 0, 0}};
-constexpr KernelDesc kKernel = {"demo.topk", kParams, 4, 3, kAxes, 2, nullptr, 0, kKeys, 4, kVariants, 1, kSignatures};
+constexpr ScalarType kKinds[] = {ScalarType::none, ScalarType::none, ScalarType::float32, ScalarType::none};
+constexpr KernelDesc kKernel = {"demo.topk", kKinds, 2,     kParams, 4,         3, kAxes,      2,
+                                nullptr,     0,      kKeys, 4,       kVariants, 1, kSignatures};
 }  // namespace topk
 
 // ---- demo.transpose -------------------------------------------------------------------------------------------------
@@ -271,7 +281,8 @@ tk_status launch_general(Frame& frame, Launcher& launcher) {
   int32_t rows = static_cast<int32_t>(frame.symbols[kRows]), cols = static_cast<int32_t>(frame.symbols[kCols]);
   int32_t stride = static_cast<int32_t>(frame.symbols[kStride]);
   void* arguments[] = {&out, &x, &rows, &cols, &stride};
-  return launcher.launch(frame, 0, geometry, arguments);
+  static constexpr ArgumentDesc descs[] = {{kOut, 8}, {kX, 8}, {-1, 4}, {-1, 4}, {-1, 4}};
+  return launcher.launch(frame, 0, geometry, arguments, descs, 5);
 }
 
 constexpr LaunchDesc kAligned[] = {{"tk_demo_transpose__b2_aligned", false, false, {1, 1, 1}}};
@@ -285,8 +296,9 @@ constexpr VariantDesc kVariants[] = {
     {"b4_general", kSm90a, 2, 1, 1, kGeneral4, &states[3], 1, guard_b4, launch_general},
 };
 constexpr KeyDesc kKeys[] = {{0, 0, 0}, {0, 3, 0}, {3, 1, 0}};
-constexpr KernelDesc kKernel = {"demo.transpose", kParams, 2,          2, kAxes, 1, kForms, 2, kKeys, 3,
-                                kVariants,        4,       kSignatures};
+constexpr ScalarType kKinds[] = {ScalarType::none, ScalarType::none};
+constexpr KernelDesc kKernel = {"demo.transpose", kKinds, 0,     kParams, 2,         2, kAxes,      1,
+                                kForms,           2,      kKeys, 3,       kVariants, 4, kSignatures};
 }  // namespace transpose
 
 }  // namespace
@@ -307,9 +319,9 @@ extern const int32_t kNumBlobs = 2;
 tk_status tk_demo_topk(const tk_demo_topk_args* given, tk_stream stream) {
   tk_demo_topk_args copy;
   const tk_demo_topk_args* args = tk::read_args(given, &copy);
-  if (args == nullptr) return tk::fail_args(tk::topk::kKernel);
+  if (args == nullptr) return tk::fail_args(tk::topk::kKernel, given != nullptr ? &given->size : nullptr, sizeof(copy));
   const tk_tensor* const tensors[] = {args->scores, args->bias, args->out};
   const tk_scalar scalars[] = {{.f32 = args->scale}};
-  const int32_t axes[] = {args->scoring, args->with_bias};
+  const int32_t axes[] = {tk::read_axis(args->scoring), args->with_bias};
   return tk::call(tk::topk::kKernel, tensors, scalars, axes, stream);
 }

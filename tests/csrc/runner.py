@@ -119,6 +119,10 @@ class Session:
         array = (ctypes.c_char_p * len(names or []))(*(name.encode() for name in names or []))
         return self._answer(self.library.tk_preload(array if names is not None else None, len(names or []), device))
 
+    def do_fail(self, call: str, code: int) -> None:
+        """From here on the fake driver refuses that call."""
+        os.environ["FAKE_CUDA_FAIL"] = f"{call}:{code}"
+
     def do_set_pdl(self, enabled: bool) -> int:
         self.library.tk_set_pdl(int(enabled))
         return int(self.library.tk_get_pdl())

@@ -1,4 +1,5 @@
-"""A program outside of the tree: found by CMake or pkg-config, built by g++, against a library of g++ and one of zig.
+"""A program outside of the tree: found by CMake or pkg-config, built by g++, against a library of g++ and one of zig,
+installed and in a wheel.
 
 PATH holds a C++ compiler and CMake alone: no python, no nvcc.
 """
@@ -17,7 +18,7 @@ import pytest
 
 from tests.csrc.conftest import BUILD, ROOT, locked, run, write_store
 
-TOOLS = ("g++", "gcc", "c++", "cc", "as", "ld", "ar", "ranlib", "make", "cmake", "pkg-config", "sh", "uname")
+TOOLS = ("g++", "gcc", "c++", "cc", "as", "ld", "ar", "ranlib", "make", "cmake", "pkg-config", "sh", "uname", "unzip")
 FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin")
 
 PROJECT = """\
@@ -60,8 +61,8 @@ int main() {
 """
 
 PRINTED = [
-    "TK_INVALID_ARGUMENT: demo.topk: the arguments must be a struct whose size field is sizeof that struct, got null "
-    "or a size of 0",
+    "TK_INVALID_ARGUMENT: demo.topk: the arguments must be a struct whose size field is sizeof that struct, 48 here, "
+    "got 0",
     "TK_INVALID_TYPE: demo.topk: scores must be float32, got bfloat16",
     "covers 1 0 0",
     "bf16_e4m3 for sm_80",
@@ -209,10 +210,88 @@ def test_project_of_gcc_with_a_library_of_zig(made_by_zig: Path, bare: dict[str,
 
 
 def test_library_of_zig_exports_and_needs_no_more(made_by_zig: Path) -> None:
-    library = made_by_zig / "lib" / "libtilekernels.so.0"
+    check_what_it_exports_and_needs(made_by_zig / "lib" / "libtilekernels.so.0")
+
+
+def check_what_it_exports_and_needs(library: Path) -> None:
     symbols = [line.split()[-1] for line in run(["nm", "-D", "--defined-only", library]).splitlines()]
     assert [symbol for symbol in symbols if not symbol.startswith("tk_")] == []
     needed = set(re.findall(r"NEEDED.*\[(.*)\]", run(["readelf", "--dynamic", "--wide", library])))
     assert needed <= {"libc.so.6", "libdl.so.2", "libpthread.so.0", "libm.so.6", "ld-linux-x86-64.so.2"}
     versions = re.findall(r"GLIBC_2\.(\d+)", run(["readelf", "--version-info", "--wide", library]))
     assert max(map(int, versions)) <= 28
+
+
+# ---- a wheel that another compiler made: no installer, no Python -----------------------------------------------------
+
+WHEEL_PROJECT = """\
+cmake_minimum_required(VERSION 3.24)
+project(engine LANGUAGES CXX)
+find_package(tilekernels 0.1 CONFIG REQUIRED COMPONENTS sm_90a transpose.transpose)
+add_executable(engine engine.cpp)
+target_compile_features(engine PRIVATE cxx_std_17)
+target_link_libraries(engine PRIVATE tilekernels::tilekernels ${CMAKE_DL_LIBS})
+"""
+
+WHEEL_ENGINE = """\
+#include <cstdio>
+#include "cuda_driver.h"
+#include "tilekernels/ops.h"
+#include "tilekernels/tilekernels.hpp"
+
+int main() try {
+  using namespace tilekernels;
+  const DeviceScope device(0);
+  const cuda::Stream stream;
+  const cuda::Buffer memory(2 * 6 * 4 * 2);
+  const Tensor x = Tensor::dense(memory.get(), kBfloat16, {6, 4});
+  const Tensor out = Tensor::dense(static_cast<char*>(memory.get()) + 48, kBfloat16, {4, 6});
+  auto args = make_args<tk_transpose_transpose_args>();
+  args.x = x;
+  args.out = out;
+  check(tk_transpose_transpose(&args, stream.get()));
+  std::puts("launched");
+  args.out = x;
+  check(tk_transpose_transpose(&args, stream.get()));
+} catch (const tilekernels::Error& error) {
+  std::printf("%s: %s\\n", tk_status_name(error.status()), error.what());
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def unpacked(zig_wheel: Path, bare: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package of a wheel as released, out of its archive."""
+    folder = tmp_path_factory.mktemp("wheel")
+    run(["unzip", "-q", zig_wheel, "-d", folder], bare)
+    return folder / "tilekernels"
+
+
+def test_project_with_a_wheel(unpacked: Path, bare: dict[str, str], driver_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "CMakeLists.txt").write_text(WHEEL_PROJECT)
+    (tmp_path / "engine.cpp").write_text(WHEEL_ENGINE)
+    shutil.copy(ROOT / "examples" / "cpp" / "cuda_driver.h", tmp_path)
+    run(["cmake", "-S", tmp_path, "-B", tmp_path / "tree", f"-DCMAKE_PREFIX_PATH={unpacked}"], bare)
+    run(["cmake", "--build", tmp_path / "tree"], bare)
+    said = run([tmp_path / "tree" / "engine"], bare | {"LD_LIBRARY_PATH": str(driver_folder)})
+    assert said.splitlines() == [
+        "launched",
+        "TK_INVALID_ARGUMENT: transpose.transpose: out must have shape (num_cols, num_rows) = (4, 6), got (6, 4)",
+    ]
+
+
+def test_library_of_a_wheel_exports_and_needs_no_more(unpacked: Path) -> None:
+    check_what_it_exports_and_needs(unpacked / "lib" / "libtilekernels.so.0")
+
+
+def test_the_guide_from_a_wheel_to_a_running_program(
+    zig_wheel: Path, bare: dict[str, str], driver_folder: Path, tmp_path: Path
+) -> None:
+    """The commands of docs/cpp.md as they stand there, but for the name of the wheel."""
+    commands = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "cpp.md").read_text(), re.DOTALL)[0]
+    commands, renamed = re.subn(r"tilekernels-\S+\.whl", str(zig_wheel), commands)
+    assert renamed == 1
+    shutil.copytree(ROOT / "examples" / "cpp", tmp_path / "examples" / "cpp")
+    script = f"cd '{tmp_path}' && set -e\n{commands}"
+    said = run(["sh", "-c", script], bare | {"LD_LIBRARY_PATH": str(driver_folder)})
+    assert said.splitlines()[-1] == "1.0 is 0x00 times 0"  # kernels of the fake driver compute nothing

@@ -13,11 +13,23 @@ from tilekernels.layout import SfLayout
 TYPES = [{"rounded": False}, {"rounded": True, "packed": True}, {"e4m3": True}]  # ScaleType of quant.hpp
 
 FROM_TORCH = """\
+#include <cstdio>
+#include <ATen/ops/empty_strided.h>
 #include "tilekernels/torch.hpp"
-tk_status gate(const at::Tensor& scores) {
+
+int main() {
+  const at::Tensor scores = at::empty_strided({3, 5}, {8, 1}, at::kBFloat16);
   const tilekernels::Tensor view = tilekernels::from_torch(scores);
   const tk_tensor* tensor = view;
-  return tensor->ndim == 2 ? TK_OK : TK_INVALID_ARGUMENT;
+  std::printf("%d dimensions: %d %d, %d %d\\n", tensor->ndim, int(tensor->shape[0]), int(tensor->shape[1]),
+              int(tensor->strides[0]), int(tensor->strides[1]));
+  std::printf("%d bits of code %d on %d:%d, %d\\n", tensor->dtype.bits, tensor->dtype.code, tensor->device.device_type,
+              tensor->device.device_id, tensor->data == scores.data_ptr());
+  try {
+    tilekernels::from_torch(at::empty_strided({3}, {1}, at::kComplexFloat));
+  } catch (const std::invalid_argument& error) {
+    std::printf("%s\\n", error.what());
+  }
 }
 """
 
@@ -36,8 +48,7 @@ def test_views_and_refusals(installed: Path, tmp_path: Path, standard: str) -> N
     assert [line for line in lines if line.startswith(("wrong", "refused"))] == [
         "refused: tilekernels::Tensor: strides must have 2 elements, one per dimension, got 1",
         "refused: tilekernels::Dims: must be at most 8 numbers, got 9",
-        "refused: demo.topk: the arguments must be a struct whose size field is sizeof that struct, got null or a size "
-        "of 0",
+        "refused: demo.topk: the arguments must be a struct whose size field is sizeof that struct, 48 here, got null",
     ]
 
 
@@ -63,7 +74,7 @@ def test_formats(installed: Path, tmp_path: Path) -> None:
     assert lines == ["data 0: 8 bits of code 10, 64", "data 1: 8 bits of code 0, 32", "data 2: 8 bits of code 1, 96"]
 
 
-def test_views_of_at_tensor_compile(installed: Path, tmp_path: Path) -> None:
+def test_views_of_at_tensor(installed: Path, tmp_path: Path) -> None:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         pytest.skip("torch is not installed")
@@ -71,5 +82,13 @@ def test_views_of_at_tensor_compile(installed: Path, tmp_path: Path) -> None:
     if not (include / "ATen" / "core" / "Tensor.h").exists():
         pytest.skip("this torch has no C++ headers")
     (tmp_path / "from_torch.cpp").write_text(FROM_TORCH)
-    flags = ["-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", f"-I{installed}/include"]
-    run(["g++", *flags, "-isystem", include, tmp_path / "from_torch.cpp"])
+    flags = ["-std=c++20", "-Wall", "-Wextra", "-Werror", f"-I{installed}/include", "-isystem", include]
+    libraries = [f"-L{include.parent / 'lib'}", f"-Wl,-rpath,{include.parent / 'lib'}", "-ltorch_cpu", "-lc10"]
+    library, program = installed / "lib" / "libtilekernels.so.0", tmp_path / "from_torch"
+    link = [library, f"-Wl,-rpath,{library.parent}", *libraries, "-o", program]
+    run(["g++", *flags, tmp_path / "from_torch.cpp", *link])
+    assert run([program]).splitlines() == [
+        "2 dimensions: 3 5, 8 1",
+        "16 bits of code 4 on 1:0, 1",
+        "tilekernels::from_torch: no kernel takes tensors of ComplexFloat",
+    ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.resources
+import json
 import re
 from pathlib import Path
 
@@ -41,3 +43,31 @@ def test_the_call_compiles(tmp_path: Path) -> None:
     (block,) = [text for text in re.findall(r"```cpp\n(.*?)```", DOC, re.DOTALL) if "#include" in text]
     (tmp_path / "call.cpp").write_text(block)
     run(["g++", "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", f"-I{include}", tmp_path / "call.cpp"])
+
+
+def docstrings(family: str) -> str:
+    functions = (
+        node
+        for file in (ROOT / "python" / "tilekernels" / family).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+    )
+    return "\n".join(ast.get_docstring(function) or "" for function in functions)
+
+
+def test_every_number_of_an_argument_struct_is_explained() -> None:
+    """In the comment of its entry, in a docstring of its family, or in the table of docs/cpp.md."""
+    manifest = Path(str(importlib.resources.files("tilekernels"))) / "manifest.json"
+    if not manifest.exists():
+        pytest.skip("tilekernels is not built here")
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", DOC, re.MULTILINE)
+    table = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    unexplained = []
+    for kernel in json.loads(manifest.read_text())["kernels"]:
+        numbers = [each["name"] for each in kernel["params"] if each["kind"] == "scalar"]
+        numbers += [each["name"] for each in kernel["axes"] if each["kind"] == "value"]
+        text = kernel["doc"] + docstrings(kernel["name"].split(".")[0])
+        for name in sorted({*numbers} - {*kernel["derived"]} - table):
+            if not re.search(rf"\b{name}\b", text):
+                unexplained.append(f"{kernel['name']}: {name}")
+    assert unexplained == []

@@ -21,6 +21,7 @@ RUNS = {
         "test_call.py",
         "test_driver.py",
         "test_refusals.py",
+        "test_misuse.py",
         "test_generated.py",
         "test_robustness.py",
         "test_workspace.py",

@@ -32,8 +32,7 @@ int main(void) {
   memset(&args, 0, sizeof(args));
   if (!expect(tk_enter_device(0, &previous), TK_OK, NULL)) return 1;
   if (!expect(tk_demo_cast(&args, NULL), TK_INVALID_ARGUMENT,
-              "demo.cast: the arguments must be a struct whose size field is sizeof that struct, got null or a size of "
-              "0")) {
+              "demo.cast: the arguments must be a struct whose size field is sizeof that struct, 72 here, got 0")) {
     return 1;
   }
   args.size = sizeof(args);

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+# TK_FULL_TEST adds the rest of the published lists: other numbers of tokens, each with every layout
+FULL = os.environ.get("TK_FULL_TEST", "0").lower() in ("1", "true")
+HIDDEN_SIZES = (2048, 2560, 3072, 4096, 6144, 7168)
 STREAMS = 4
 EPS, CLAMP = 1e-20, 1e-6
 

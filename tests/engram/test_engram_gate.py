@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from tests.engram.gates import STREAMS, Gate, gate_in_float64, split
+from tests.engram.gates import FULL, HIDDEN_SIZES, STREAMS, Gate, gate_in_float64, split
 from tests.refusals import Refusal
 from tilekernels.engram import engram_gate_bwd, engram_gate_fwd
 from tilekernels.engram._reference import gate_gradients, gate_of_rows
@@ -20,9 +21,12 @@ from tilekernels.testing import assert_equal, calc_diff
 OUTPUT_DIFF, SAVED_DIFF = 2e-10, 1e-11
 # What rounding to bf16 alone makes of any numbers, by calc_diff
 ROUNDING = 3e-6
-# Of the gradients: the published bound. Where dot is nearly zero they are steep, and dot was saved in fp32: against
-# gradients in float64 from the same saved numbers grad_w, which is not rounded, is much nearer
+# Of the gradients from the same saved numbers: the published bound; grad_w is not rounded and much nearer
 GRADIENT_DIFF, GRAD_W_DIFF = 1e-8, 1e-12
+# The slope of a gate is as 1 / sqrt(|p|), and fp32 sums leave p wrong by up to 1e-6 whatever makes them: half of
+# 1e-6 / |p| of the slope. The few rows nearest to zero decide how far all gradients of a large batch are from exact
+# ones (calc_diff of plain torch in fp32: 1e-12 to 1e-5 for one seed or another), below this |p| almost alone.
+STEEP = 1e-3
 
 SMALL = [
     Gate(*shape, layout, is_masked=is_masked)
@@ -39,8 +43,16 @@ LARGE = [
     *(Gate(301, hidden, layout) for hidden in (2560, 7168, 8192) for layout in ("pair", "wide", "odd")),
     *(Gate(301, hidden, is_masked=True) for hidden in (2048, 4096, 6144, 8704)),
     *(Gate(num_tokens, 3072) for num_tokens in (1, 2, 32, 33, 34, 65, 66, 67, 98, 99, 100, 131, 132, 133, 197, 1000)),
-    *(Gate(num_tokens, hidden) for num_tokens in (4001, 8001) for hidden in (2048, 2560, 3072, 4096, 6144, 7168)),
+    *(Gate(num_tokens, hidden) for num_tokens in (4001, 8001) for hidden in HIDDEN_SIZES),
 ]
+if FULL:
+    LARGE += [
+        Gate(num_tokens, hidden, layout, is_masked=is_masked)
+        for num_tokens, hidden, layout, is_masked in itertools.product(
+            (1, 512, 4001, 8001), HIDDEN_SIZES, ("one", "pair"), (False, True)
+        )
+        if num_tokens < 4001 or layout == "pair" or is_masked
+    ]
 every_small = pytest.mark.parametrize("gate", SMALL, ids=lambda gate: gate.id)
 every_large = pytest.mark.parametrize("gate", SMALL + LARGE, ids=lambda gate: gate.id)
 
@@ -109,10 +121,11 @@ def test_forward_is_as_near_as_the_reference(hidden: int) -> None:
 
 
 @pytest.mark.gpu
-def test_limit_of_sms_changes_nothing_forward() -> None:
+@pytest.mark.parametrize("hidden", HIDDEN_SIZES if FULL else [4096])
+def test_limit_of_sms_changes_nothing_forward(hidden: int) -> None:
     import tilekernels
 
-    call = Gate(333, 4096).make("cuda")
+    call = Gate(333, hidden).make("cuda")
     expected = engram_gate_fwd(**call)
     try:
         for num_sms in (1, 3, 4, 113):
@@ -186,31 +199,45 @@ def autograd_in_float64(gate: Gate, call: dict[str, Any]) -> tuple[torch.Tensor,
 
 def check_backward(gate: Gate, device: str) -> None:
     call = make_backward(gate, device)
+    check_against_saved(gate, call)
+    mask = call["image_token_mask"]
+    if mask is not None:
+        grad_x, grad_kv, _ = engram_gate_bwd(**call)
+        assert_equal(grad_x[mask], call["grad_out"][mask])
+        assert not any(each[mask].any() for each in split(grad_kv))
+    # Gradients that do not ask the steep gates how steep they are
+    call["grad_out"] = torch.where(is_steep(call)[..., None], 0, call["grad_out"])
     exact = autograd_in_float64(gate, call)
+    grad_x, grad_kv, grad_w = engram_gate_bwd(**call)
+    for found, wanted in zip((grad_x, *split(grad_kv)), exact[:3], strict=True):
+        assert calc_diff(found, wanted) < ROUNDING
+    assert calc_diff(grad_w.sum(0), exact[3]) < (GRADIENT_DIFF if gate.num_tokens > 1000 else 3e-7)
+
+
+def check_against_saved(gate: Gate, call: dict[str, Any]) -> None:
+    """Against the definition in float64 from the same saved numbers: what the kernel itself adds."""
     saved = (call[name].double() for name in ("dot", "gate_score", "rstd_x", "rstd_k"))
     rows = (
         each.double() for each in (call["grad_out"], call["hidden_states"], *split(call["kv"]), call["weight_fused"])
     )
-    from_saved = gate_gradients(*rows, *saved, gate.clamp_value, call["image_token_mask"], 1)
+    wanted_grads = gate_gradients(*rows, *saved, gate.clamp_value, call["image_token_mask"], 1)
     grad_x, grad_kv, grad_w = engram_gate_bwd(**call)
     assert isinstance(grad_kv, tuple) == isinstance(call["kv"], tuple)
-    grads = grad_x, *split(grad_kv), grad_w.sum(0)
     for each in (grad_x, grad_w, *(grad_kv if isinstance(grad_kv, tuple) else (grad_kv,))):
         assert each.is_contiguous()
-    for found, wanted, near in zip(grads[:3], exact[:3], from_saved[:3], strict=True):
+    for found, wanted in zip((grad_x, *split(grad_kv)), wanted_grads[:3], strict=True):
         assert found.dtype == torch.bfloat16
         assert found.shape == wanted.shape
-        assert calc_diff(found, wanted) < ROUNDING
         # A number that flips shows in a small sample
-        assert calc_diff(found, near.bfloat16()) < (GRADIENT_DIFF if gate.num_tokens > 1000 else 3e-7)
+        assert calc_diff(found, wanted.bfloat16()) < (GRADIENT_DIFF if gate.num_tokens > 1000 else 3e-7)
     assert grad_w.dtype == torch.float32
-    assert calc_diff(grads[3], exact[3]) < (GRADIENT_DIFF if gate.num_tokens > 1000 else 3e-7)
-    assert calc_diff(grads[3], from_saved[3].sum(0)) < GRAD_W_DIFF
-    mask = call["image_token_mask"]
-    if mask is not None:
-        assert_equal(grad_x[mask], call["grad_out"][mask])
-        assert not grads[1][mask].any()
-        assert not grads[2][mask].any()
+    assert calc_diff(grad_w.sum(0), wanted_grads[3].sum(0)) < GRAD_W_DIFF
+
+
+def is_steep(call: dict[str, Any]) -> torch.Tensor:
+    """Which gates, (num_tokens, num_streams), are so near p = 0 that rounding dot to fp32 shows in their slope."""
+    dot, rstd_x, rstd_k = (call[name].double() for name in ("dot", "rstd_x", "rstd_k"))
+    return (dot * rstd_x * rstd_k).abs() / call["hidden_states"].shape[2] ** 0.5 < STEEP
 
 
 @every_small
@@ -236,7 +263,7 @@ def test_no_gradient_through_a_clamped_gate(device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("hidden", [2560, 4096, 7168, 8704])
+@pytest.mark.parametrize("hidden", [*(HIDDEN_SIZES if FULL else (2560, 4096, 7168)), 8704])
 def test_backward_gives_the_same_bytes_every_time(hidden: int) -> None:
     import tilekernels
 
@@ -259,7 +286,7 @@ def test_backward_gives_the_same_bytes_every_time(hidden: int) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layout", ["one", "pair"])
-@pytest.mark.parametrize("hidden", [512, 7168])
+@pytest.mark.parametrize("hidden", [512, *(HIDDEN_SIZES if FULL else (7168,))])
 def test_no_tokens(hidden: int, layout: str, device: str) -> None:
     gate = Gate(0, hidden, layout)
     output, *saved = engram_gate_fwd(**gate.make(device))

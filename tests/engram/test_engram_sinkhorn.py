@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engram.gates import place_at
+from tests.engram.gates import FULL, place_at
 from tilekernels.engram import (
     engram_sinkhorn_finalize,
     engram_sinkhorn_momentum_update,
@@ -25,7 +25,12 @@ MAX_DIFF = 1e-12
 EPS = 1e-8
 
 SIZES = [(1, 256), (7, 256), (65, 512), (9, 768), (33, 1024), (5, 1280), (3, 4096)]
-LARGE = [(r, c) for r in (396, 397, 8001, 100_003) for c in (256, 512, 768, 1024, 2048)]
+LARGE = [
+    *((r, c) for r in (396, 397, 8001, 100_003) for c in (256, 512, 768, 1024, 2048)),
+    *((r, c) for r in (397, 8001) for c in (1280, 1792, 2304, 3840, 4096, 4352)),
+]
+if FULL:
+    LARGE += [(r, c) for r in (0, 1, 512, 4001, 131_072) for c in (*range(256, 4608, 256), 7168)]
 each_size = pytest.mark.parametrize(
     ("device", "size"),
     [("cpu", size) for size in SIZES] + [pytest.param("cuda", size, marks=pytest.mark.gpu) for size in SIZES + LARGE],

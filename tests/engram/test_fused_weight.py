@@ -5,22 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.engram.gates import FULL, HIDDEN_SIZES, place_at
 from tilekernels.engram import fused_weight
 from tilekernels.testing import assert_equal
 
+SHAPES = [(0, 256), (4, 0), (1, 256), (4, 7168), (3, 2560), (70, 512)]
+if FULL:
+    SHAPES += [(num_streams, hidden) for num_streams in (1, 4) for hidden in (512, *HIDDEN_SIZES, 8192)]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-def place_at(x: torch.Tensor, offset: int) -> torch.Tensor:
-    """The same numbers `offset` elements behind an aligned address."""
-    storage = torch.empty(x.numel() + offset, dtype=x.dtype, device=x.device)
-    placed = storage[offset:].view(x.shape)
-    return placed.copy_(x)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("offset", [0, 1])
-@pytest.mark.parametrize("shape", [(0, 256), (4, 0), (1, 256), (4, 7168), (3, 2560), (70, 512)], ids=str)
+@pytest.mark.parametrize("shape", dict.fromkeys(SHAPES), ids=str)
 def test_product_is_exact(shape: tuple[int, int], offset: int, device: str) -> None:
     hidden, embed = (place_at((torch.randn(shape, device=device) * 1e3).bfloat16(), offset) for _ in range(2))
     exact = hidden.double() * embed.double()

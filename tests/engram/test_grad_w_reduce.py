@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.engram.test_fused_weight import place_at
+from tests.engram.gates import FULL, HIDDEN_SIZES, place_at
 from tilekernels.engram import grad_w_reduce
 from tilekernels.testing import calc_diff
 
@@ -30,8 +30,10 @@ def make_case(num_parts: int, num_streams: int, hidden: int, device: str, offset
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("offset", [0, 1])
-@pytest.mark.parametrize("num_parts", [0, 1, 2, 3, 4, 31, 33, 66, 132])
-@pytest.mark.parametrize(("num_streams", "hidden"), [(1, 256), (4, 2560), (4, 7168)])
+@pytest.mark.parametrize("num_parts", [0, 1, 2, 3, 4, 31, 33, 66, 132, *((112, 113, 264) if FULL else ())])
+@pytest.mark.parametrize(
+    ("num_streams", "hidden"), [(1, 256), *((4, hidden) for hidden in (HIDDEN_SIZES if FULL else (2560, 7168)))]
+)
 def test_adds_to_both(num_streams: int, hidden: int, num_parts: int, offset: int, device: str) -> None:
     if device == "cpu" and num_parts * hidden > 256 * 132:
         pytest.skip("large ones on the GPU")

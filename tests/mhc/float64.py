@@ -12,7 +12,9 @@ def apply_mix(x: torch.Tensor, mix: torch.Tensor) -> torch.Tensor:
 
 def post(x: torch.Tensor, residual: torch.Tensor, post_mix: torch.Tensor, comb_mix: torch.Tensor) -> torch.Tensor:
     """(..., hidden), (..., m, hidden), (..., m), (..., m, m) to (..., m, hidden)."""
-    return post_mix.unsqueeze(-1) * x.unsqueeze(-2) + comb_mix.transpose(-1, -2) @ residual
+    # Without a matrix product: torch warns where one is the first thing that a thread of autograd does on a GPU
+    mixed = (comb_mix.unsqueeze(-1) * residual.unsqueeze(-2)).sum(-3)
+    return post_mix.unsqueeze(-1) * x.unsqueeze(-2) + mixed
 
 
 def split_mixes(

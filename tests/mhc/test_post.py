@@ -111,6 +111,17 @@ def test_backward_on_gpu_equals_the_reference(shape: tuple[int, int, int], which
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(
+    "shape", [(4096, 4, 1280), (1189, 4, 7168), (793, 8, 2568), (1700, 2, 1032), (400, 4, 16384)], ids=str
+)
+def test_backward_of_more_tokens_than_blocks_fit_the_gpu(shape: tuple[int, int, int]) -> None:
+    inputs = {**make_inputs(shape, "cuda"), "d_o": Batch(*shape, "cuda").streams()}
+    tolerances = 0.0, 0.0, FP32_SUM, FP32_SUM
+    for grad, expected, tolerance in zip(mhc_post_bwd(**inputs), mhc_post_bwd_ref(**inputs), tolerances, strict=True):
+        assert_near(grad, expected, tolerance)
+
+
+@pytest.mark.gpu
 def test_gradients_are_the_same_each_time() -> None:
     inputs = {**make_inputs((129, 4, 2560), "cuda"), "d_o": Batch(129, 4, 2560, "cuda").streams()}
     for first, second in zip(mhc_post_bwd(**inputs), mhc_post_bwd(**inputs), strict=True):

@@ -325,13 +325,14 @@ def train(
     model: torch.nn.ModuleList,
     embedding: torch.Tensor,
     target: torch.Tensor,
+    rate: float,
     steps: int,
 ) -> list[float]:
-    # Of a mean over the channels the gradients of a layer's weights shrink with their number, those of mixes do not
+    """The loss before each step. `rate` is that of the layers' weights; mixes learn at another."""
     groups: dict[bool, list[torch.nn.Parameter]] = {True: [], False: []}
     for name, parameter in model.named_parameters():
         groups[".layer." in name].append(parameter)
-    rates = {True: embedding.shape[-1] / 80, False: 0.2}
+    rates = {True: rate, False: 0.2}
     optimizer = torch.optim.SGD([{"params": groups[key], "lr": rates[key]} for key in groups])
     losses = []
     for _ in range(steps):
@@ -344,21 +345,22 @@ def train(
 
 
 @pytest.mark.parametrize(
-    ("device", "num_tokens", "hidden", "repeat"),
-    [("cpu", 8, 16, 3), pytest.param("cuda", 4096, 1280, 10, marks=pytest.mark.gpu)],
+    ("device", "num_tokens", "hidden", "repeat", "rate"),
+    # Plain torch itself diverges at 1280 channels with a rate of 16
+    [("cpu", 8, 16, 3, 0.2), pytest.param("cuda", 4096, 1280, 10, 1.0, marks=pytest.mark.gpu)],
     ids=["cpu", "cuda"],
 )
 @pytest.mark.parametrize("use_norm_weight", [False, True], ids=["plain", "norm_weight"])
 def test_trains_as_plain_torch_does(
-    device: str, num_tokens: int, hidden: int, repeat: int, use_norm_weight: bool
+    device: str, num_tokens: int, hidden: int, repeat: int, rate: float, use_norm_weight: bool
 ) -> None:
     options = {"use_norm_weight": use_norm_weight, "sinkhorn_repeat": repeat}
     model = make_model(hidden, device, **options)
     reference = copy_of(model, hidden, device, **options)
     embedding = torch.randn((2, num_tokens // 2, hidden), device=device).bfloat16()
     target = torch.randn(hidden, device=device)  # for all tokens, so that many learn it as fast as few do
-    losses = train(run_model, model, embedding, target, 50)
-    expected = train(run_model_ref, reference, embedding, target, 50)
+    losses = train(run_model, model, embedding, target, rate, 50)
+    expected = train(run_model_ref, reference, embedding, target, rate, 50)
     assert expected[-1] < 0.9 * expected[0]
     assert abs(losses[-1] - expected[-1]) < 1e-3 * expected[0]
 

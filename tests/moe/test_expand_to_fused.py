@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -257,6 +258,15 @@ def test_cpu_with_sf(case: SfCase) -> None:
 @pytest.mark.parametrize("case", SF_CASES, ids=lambda case: case.id)
 def test_gpu_with_sf(case: SfCase) -> None:
     check_sf_case(case, "cuda")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("case", [case for case in SF_CASES if case.col_major][::2], ids=lambda case: case.id)
+def test_scales_turned_by_a_second_launch(case: SfCase, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for many scales: tiles of them, and what is left at the edges."""
+    monkeypatch.setattr(sys.modules["tilekernels.moe.expand_to_fused"], "_MANY_SCALES", 1)
+    if device == "cuda" or case.routing.num_tokens < 100:
+        check_sf_case(case, device)
 
 
 @pytest.mark.gpu

@@ -107,6 +107,15 @@ def test_gpu(case: Case) -> None:
     check_exact(case, "cuda")
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_tokens", [960, 961, 1920, 1921, 4224, 4225, 8448, 8449, 17001])
+@pytest.mark.parametrize(("num_experts", "num_topk"), [(64, 6), (128, 8), (256, 8), (512, 10)])
+def test_every_tile(num_experts: int, num_topk: int, num_tokens: int) -> None:
+    """Tokens at the limits of the forms, hidden sizes with and without a share for every block of a cluster."""
+    for hidden, scoring in ((64, "softmax"), (200, "sqrtsoftplus"), (1000, "sigmoid")):
+        check_exact(Case(num_tokens, hidden, num_experts, num_topk, scoring, has_bias=True), "cuda")
+
+
 @pytest.mark.parametrize("scoring", SCORINGS)
 def test_reference_in_float64_and_by_sorting(scoring: str) -> None:
     """The steps written again: dot products and scores in float64, ranks by sorting in Python."""

@@ -26,7 +26,7 @@ from tilekernels.testing import BenchCase, assert_equal, calc_diff
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
 
 # No operators in these, or not of the kind that launches one kernel.
-NO_FAMILIES = ("cli", "testing", "modeling", "v1")
+NO_FAMILIES = ("bench", "cli", "testing", "modeling", "v1")
 
 # Calls that move no more than this run on a CPU and under a compiler; each operator lists at least one.
 SMALL_BYTES = 4 * 1024 * 1024
@@ -230,7 +230,7 @@ def test_gpu_result_is_the_reference(case: BenchCase) -> None:
 
 
 @pytest.mark.gpu
-@every_case
+@small_case
 def test_call_is_captured_in_a_graph_after_preload(case: BenchCase) -> None:
     operator = operator_of(case)
     expected = call_afresh(operator.reference, case, "cuda")
@@ -239,18 +239,19 @@ def test_call_is_captured_in_a_graph_after_preload(case: BenchCase) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = operator.call(**kwargs)
+    given = {x.untyped_storage().data_ptr() for x in tensors_in(kwargs)}
     for x in tensors_in(result):
-        x.untyped_storage().fill_(0xA5)  # what is compared afterwards was written by the replay
+        if x.untyped_storage().data_ptr() not in given:  # RMSNorm's z without a residual is x itself
+            x.untyped_storage().fill_(0xA5)  # what is compared afterwards was written by the replay
     torch.manual_seed(1)
     graph.replay()
     assert_same_results((result, tensors_in(kwargs)), expected, case.max_diff)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @small_case
-def test_compiles_whole_on_gpu(case: BenchCase, backend: str) -> None:
-    check_compiled(operator_of(case), case, "cuda", backend=backend)
+def test_compiles_whole_on_gpu(case: BenchCase) -> None:
+    check_compiled(operator_of(case), case, "cuda", backend="aot_eager")
 
 
 @pytest.mark.gpu

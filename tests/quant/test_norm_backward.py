@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.quant.sizes import on_devices
 from tests.refusals import Refusal
 from tilekernels.quant import norm_backward
 from tilekernels.quant.norm_backward import norm_backward_ref
@@ -17,7 +18,7 @@ every_device = pytest.mark.parametrize("device", CPU_AND_GPU)
 every_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
 
 SIZES = [(0, 64), (1, 32), (7, 128), (5, 992), (300, 2080), (3, 8192)]
-LARGE = [pytest.param((4001, hidden), marks=pytest.mark.gpu) for hidden in (192, 2048, 4096, 7168, 8192)]
+LARGE = [(4001, hidden) for hidden in (192, 2048, 4096, 7168, 8192)]
 
 # A sum over the rows of fp32 products, relative to the sum of their magnitudes; then rounding to the dtype
 SUM_TOLERANCE = 2.0**-18
@@ -49,9 +50,8 @@ def assert_close_weight_grad(actual: torch.Tensor, inputs: dict[str, Any], befor
 
 @pytest.mark.parametrize("residual", [False, True], ids=["alone", "residual"])
 @pytest.mark.parametrize("weight", [False, True], ids=["no_weight", "weight"])
-@pytest.mark.parametrize("size", SIZES + LARGE, ids=str)
+@on_devices(SIZES, LARGE)
 @every_dtype
-@every_device
 def test_gradients(device: str, dtype: torch.dtype, size: tuple[int, int], weight: bool, residual: bool) -> None:
     inputs = make_inputs(size, dtype, device, residual, weight)
     x_grad, weight_grad = norm_backward(**inputs)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.quant.cast_cases import assert_same_sf
+from tests.quant.sizes import on_devices
 from tests.refusals import Refusal
 from tilekernels.layout import SfLayout, align
 from tilekernels.quant import norm_forward, norm_forward_and_per_token_cast, per_token_cast
@@ -28,7 +29,7 @@ LAYOUTS = [
 ]
 
 SIZES = [(0, 64), (1, 32), (5, 128), (9, 992), (17, 1024), (6, 2080), (3, 8192)]
-LARGE = [pytest.param((4001, hidden), marks=pytest.mark.gpu) for hidden in (192, 384, 2048, 4096, 7168, 8192)]
+LARGE = [(4001, hidden) for hidden in (192, 384, 2048, 4096, 7168, 8192)]
 EPS = 1e-6
 
 # Of rstd: the sum, the division, eps and rsqrt
@@ -51,9 +52,8 @@ def assert_same(actual: tuple[Any, ...], expected: tuple[Any, ...]) -> None:
 
 @pytest.mark.parametrize("with_residual", [False, True], ids=["alone", "residual"])
 @pytest.mark.parametrize("with_weight", [False, True], ids=["no_weight", "weight"])
-@pytest.mark.parametrize("size", [*SIZES, (4, 48), *LARGE], ids=str)
+@on_devices([*SIZES, (4, 48)], LARGE)
 @every_dtype
-@every_device
 def test_norm_is_exact(
     device: str, dtype: torch.dtype, size: tuple[int, int], with_weight: bool, with_residual: bool
 ) -> None:
@@ -66,9 +66,8 @@ def test_norm_is_exact(
 
 
 @pytest.mark.parametrize("flags", LAYOUTS)
-@pytest.mark.parametrize("size", SIZES + LARGE, ids=str)
+@on_devices(SIZES, LARGE)
 @every_dtype
-@every_device
 def test_cast_is_exact(device: str, dtype: torch.dtype, size: tuple[int, int], flags: dict[str, Any]) -> None:
     x, weight, residual = make(size, dtype, device), make(size[1:], dtype, device), make(size, dtype, device)
     options = {"residual": residual, "out_scale": 0.7, "with_out_bf16": True, "with_rstd": True, **flags}

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tests.quant.cast_cases import assert_same_sf
-from tests.quant.swiglu_cases import GATES, filled_matrix, segments, token_alignment
+from tests.quant.sizes import on_devices
+from tests.quant.swiglu_cases import GATES, fill_outputs, segments, token_alignment
 from tests.refusals import Refusal
 from tilekernels.layout import SfLayout
 from tilekernels.quant import swiglu_backward, swiglu_backward_and_per_token_cast, swiglu_forward
@@ -28,7 +29,7 @@ FLAGS = ({}, {"round_sf": True}, COLUMN, ROW_PACKED, {**ROW_PACKED, **COLUMN})
 LAYOUTS = [pytest.param(flags, id=SfLayout.from_flags("", **flags).label) for flags in FLAGS]
 
 SIZES = [(0, 128), (1, 128), (3, 640), (20, 1152)]
-LARGE = [pytest.param((2001, hidden), marks=pytest.mark.gpu) for hidden in (384, 2048, 3584, 7168)]
+LARGE = [(2001, hidden) for hidden in (384, 2048, 3584, 7168)]
 
 # The sum over a row of fp32 products, in another order: relative to the sum of their magnitudes
 SUM_TOLERANCE = 2.0**-20
@@ -61,9 +62,8 @@ def dequantise(x: tuple[torch.Tensor, torch.Tensor], group: int) -> torch.Tensor
 
 @pytest.mark.parametrize("flags", LAYOUTS)
 @pytest.mark.parametrize("group", [32, 128])
-@pytest.mark.parametrize("size", SIZES + LARGE, ids=str)
+@on_devices(SIZES, LARGE)
 @every_dtype
-@every_device
 def test_cast_is_exact(
     device: str, dtype: torch.dtype, size: tuple[int, int], group: int, flags: dict[str, Any]
 ) -> None:
@@ -81,9 +81,8 @@ def test_cast_is_exact(
 @pytest.mark.parametrize("scaling", [None, 2.5])
 @pytest.mark.parametrize("clamp_value", [None, 0.5])
 @pytest.mark.parametrize("fmt", ["bf16", "fp32"])
-@pytest.mark.parametrize("size", [(0, 64), (5, 64), (33, 576), *LARGE], ids=str)
+@on_devices([(0, 64), (5, 64), (33, 576)], LARGE)
 @every_dtype
-@every_device
 def test_values_are_exact(
     device: str, dtype: torch.dtype, size: tuple[int, int], fmt: str, clamp_value: float | None, scaling: float | None
 ) -> None:
@@ -162,7 +161,7 @@ def test_padding_gets_zeros(
     grad = torch.randn((num_rows, 128), device=device).to(dtype)
     x[~valid], grad[~valid] = float("nan"), float("nan")
     options: dict[str, Any] = {"psum_num_tokens_per_expert": psum, "topk_weights": torch.rand(num_rows, device=device)}
-    monkeypatch.setattr(OPERATOR_FILE, "empty_matrix", filled_matrix)
+    fill_outputs(monkeypatch, OPERATOR_FILE, "_swiglu_backward", "_swiglu_backward_and_per_token_cast")
     with token_alignment(alignment):
         plain = swiglu_backward(x, grad, "bf16", **options, do_recompute=True)
         expected = swiglu_backward_ref(x, grad, "bf16", **options, do_recompute=True)

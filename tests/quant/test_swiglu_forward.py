@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tests.quant.cast_cases import assert_same_sf
-from tests.quant.swiglu_cases import GATES, filled_matrix, segments, token_alignment
+from tests.quant.sizes import on_devices
+from tests.quant.swiglu_cases import GATES, fill_outputs, segments, token_alignment
 from tests.refusals import Refusal
 from tilekernels.layout import SfLayout
 from tilekernels.quant import per_token_cast, swiglu_forward, swiglu_forward_and_per_token_cast
@@ -32,7 +33,7 @@ LAYOUTS.append(pytest.param(ROW_PACKED, id="row_packed"))
 
 # (tokens, hidden): nothing, one row, tiles that do not divide, several tiles a row, shares of rows and whole rows
 SIZES = [(0, 128), (1, 128), (3, 640), (70, 1152), (129, 2048)]
-LARGE = [pytest.param((8001, hidden), marks=pytest.mark.gpu) for hidden in (384, 2048, 3584, 7168)]
+LARGE = [(8001, hidden) for hidden in (384, 2048, 3584, 7168)]
 
 
 def make_x(num_tokens: int, hidden: int, dtype: torch.dtype, device: str) -> torch.Tensor:
@@ -44,9 +45,8 @@ def make_x(num_tokens: int, hidden: int, dtype: torch.dtype, device: str) -> tor
 
 @pytest.mark.parametrize("flags", LAYOUTS)
 @pytest.mark.parametrize("group", [32, 128])
-@pytest.mark.parametrize("size", SIZES + LARGE, ids=str)
+@on_devices(SIZES, LARGE)
 @every_input
-@every_device
 def test_cast_is_exact(
     device: str, dtype: torch.dtype, size: tuple[int, int], group: int, flags: dict[str, Any]
 ) -> None:
@@ -58,9 +58,8 @@ def test_cast_is_exact(
 
 
 @pytest.mark.parametrize("fmt", ["bf16", "fp32"])
-@pytest.mark.parametrize("size", [(0, 64), (5, 64), (33, 576), (129, 2048), *LARGE], ids=str)
+@on_devices([(0, 64), (5, 64), (33, 576), (129, 2048)], LARGE)
 @every_input
-@every_device
 def test_values_are_exact(device: str, dtype: torch.dtype, size: tuple[int, int], fmt: str) -> None:
     x = make_x(*size, dtype, device)
     assert_equal(swiglu_forward(x, fmt), swiglu_forward_ref(x, fmt))
@@ -165,7 +164,7 @@ def test_rows_of_no_expert_are_left_alone(
     options: dict[str, Any] = {"psum_num_tokens_per_expert": psum, "topk_weights": torch.rand(num_rows, device=device)}
     count = torch.tensor([1, 10, 100, 1000], device=device)
     expected_count = count.clone()
-    monkeypatch.setattr(OPERATOR_FILE, "empty_matrix", filled_matrix)
+    fill_outputs(monkeypatch, OPERATOR_FILE, "_swiglu_forward", "_swiglu_forward_and_per_token_cast")
     with token_alignment(alignment):
         out = swiglu_forward(x, "bf16", **options, clamp_value=0.5, clamped_count=count)
         expected = swiglu_forward_ref(x, "bf16", **options, clamp_value=0.5, clamped_count=expected_count)
@@ -181,9 +180,8 @@ def test_rows_of_no_expert_are_left_alone(
 
 
 @pytest.mark.parametrize("clamp_value", [0.0, 0.5, 0.3, 10.0, float("inf")])
-@pytest.mark.parametrize("size", [(0, 64), (1, 64), (50, 576), (300, 2048), *LARGE], ids=str)
+@on_devices([(0, 64), (1, 64), (50, 576), (300, 2048)], LARGE)
 @every_input
-@every_device
 def test_counts_are_exact(device: str, dtype: torch.dtype, size: tuple[int, int], clamp_value: float) -> None:
     x = make_x(*size, dtype, device)
     gate, up = x.double().chunk(2, dim=-1)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.engram.gates import FULL
 from tilekernels import rand
 from tilekernels.rand.randn_like import _randn, normal_numbers, philox_words
 from tilekernels.testing import assert_equal
@@ -166,6 +167,13 @@ def check_normal(numbers: torch.Tensor) -> None:
 
 def test_numbers_look_normal() -> None:
     check_normal(rand.randn(200_000, device="cpu"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(20) if FULL else [])
+def test_seeds_look_normal(seed: int) -> None:
+    rand.set_seed(seed)
+    check_normal(rand.randn(8001, 7168, device="cuda").view(-1))
 
 
 @pytest.mark.gpu

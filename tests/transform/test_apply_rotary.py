@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.engram.gates import FULL
 from tests.refusals import Refusal
 from tilekernels.testing import assert_equal, calc_diff
 from tilekernels.transform import apply_rotary
@@ -44,7 +45,7 @@ class Rotation:
 
     def make(self, device: str) -> dict[str, Any]:
         """The tensors are views; `base_of` gives what lies around them."""
-        num_positions = 300
+        num_positions = max(300, self.tokens[-1])
         angles = torch.rand((num_positions, self.dim // 2), device=device) * 50
         cache = torch.empty((num_positions, self.dim + self.cache_margin), device=device)[:, self.cache_margin :]
         cache.copy_(torch.cat([angles.cos(), angles.sin()], dim=1))
@@ -127,6 +128,14 @@ SHAPES = [
     Rotation((1, 13), 8, 8, position=None),
     Rotation((64,), 33, 7, 128),
 ]
+# With the rest of the lists: heads of 192 of which the last 64 or 128 turn, and dense ones
+LISTS = [
+    Rotation(tokens, heads, 1, dim, dtype, position, interleaved, margin=192 - dim if heads > 8 else 0)
+    for tokens, heads, dim, dtype, position, interleaved in itertools.product(
+        ((1,), (512,), (8001,), (2, 4001)), (1, 8, 64, 128), (64, 128), ROUNDING, (None, torch.int32, torch.int64),
+        (False, True),
+    )
+]  # fmt: skip
 every_case = pytest.mark.parametrize("rotation", FLAGS + SHAPES, ids=lambda rotation: rotation.id)
 
 
@@ -138,6 +147,12 @@ def test_on_cpu(rotation: Rotation) -> None:
 @pytest.mark.gpu
 @every_case
 def test_on_gpu(rotation: Rotation) -> None:
+    check(rotation, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rotation", LISTS if FULL else [], ids=lambda rotation: rotation.id)
+def test_full_lists(rotation: Rotation) -> None:
     check(rotation, "cuda")
 
 

@@ -263,7 +263,7 @@ TK_API tk_status tk_describe_device(int32_t device, tk_device_info* info);
 
 /* Makes the primary context of `device` current if another one is; tk_leave_device(previous) undoes it. For callers
  * that, as torch does, live in primary contexts. `previous` is the context to restore; null if nothing
- * changed or none was current. */
+ * changed, or if none was current or one that was destroyed. */
 TK_API tk_status tk_enter_device(int32_t device, void** previous);
 TK_API tk_status tk_leave_device(void* previous);
 

@@ -1,6 +1,7 @@
 """The command `tilekernels`: what this install holds, whether it fits the machine, where its C++ files lie.
 
-Needs no GPU, compiler, network, writable folder or torch. click and rich are imported here and nowhere else.
+Needs no GPU, compiler, network, writable folder or torch, `bench` apart. click and rich are imported here and nowhere
+else.
 """
 
 import importlib.resources
@@ -9,6 +10,7 @@ import click
 
 from ..errors import ArgumentError, NotBuiltError
 from ._version import find_version
+from .bench import bench_command
 from .covers import covers_command
 from .diff import diff_command
 from .doctor import doctor_command
@@ -47,7 +49,7 @@ def _folder_option(name: str, what: str) -> click.Option:
 main = _Group(
     "tilekernels",
     help="Compiled GPU kernels: what this install holds and whether it fits this machine.",
-    commands=[list_command, covers_command, doctor_command, verify_command, diff_command],
+    commands=[list_command, covers_command, doctor_command, verify_command, diff_command, bench_command],
     params=[
         _folder_option("include-dir", "the folder for a C++ compiler's -I"),
         _folder_option("lib-dir", "the folder of libtilekernels.so.0"),

@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 import torch
 
 from .._dispatch import kernel
-from .._outputs import empty_batch, empty_matrix
+from .._outputs import empty_batch, size_of
 from ..config import num_sms_for
-from ..errors import argument_error, argument_type_error
+from ..errors import argument_error, argument_type_error, shape_of
 from ..testing.cases import BenchCase
 from ._checks import GATE_LEAST_HIDDEN, check_hidden
 from ._reference import gate_gradients, gate_of_rows
@@ -18,14 +18,20 @@ _FORWARD, _BACKWARD = "engram.engram_gate_fwd", "engram.engram_gate_bwd"
 
 _STREAMS = 4  # of the backward pass
 
-# The backward pass keeps this many blocks on a multiprocessor up to that many columns; each leaves a part of grad_w.
-_BLOCKS = [(2048, 3), (4096, 2)]
+# Up to that many columns the backward pass leaves this many parts of grad_w for four multiprocessors, beyond that one:
+# as many as each has blocks if they take one of four streams, four if they take whole tokens.
+_PARTS = [(3072, 2), (4096, 4)]
 
 # Sums differ in order, which turns the rounding of a few bf16 numbers in a million
 _MAX_DIFF = 1e-8
 
 KV: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
 Saved: TypeAlias = "torch.Tensor | None"
+
+# Outputs as the extension is asked for them, by argument 0, which both passes have like hidden_states
+_SAVED = (torch.float32, 0, size_of(0, 0), size_of(0, 1))
+_OUTPUT = (torch.bfloat16, 0, size_of(0, 0), size_of(0, 1), size_of(0, 2))
+_GRAD_V = (torch.bfloat16, 0, size_of(0, 0), size_of(0, 2))
 
 
 def engram_gate_fwd(
@@ -55,18 +61,14 @@ def engram_gate_fwd(
     """
     if inplace and save_for_backward:
         raise argument_error(_FORWARD, "inplace", "be False where save_for_backward is True", inplace)
+    shape_of(_FORWARD, "hidden_states", hidden_states, 3)
     check_hidden(_FORWARD, "hidden_states", hidden_states, 3, GATE_LEAST_HIDDEN)
-    k, v = _split(_FORWARD, "kv", kv, hidden_states)
-    given = hidden_states, k, v, weight_fused, image_token_mask
-    _engram_gate_fwd.check(*given, None, None, None, None, None, eps, clamp_value, 1)
-    device = hidden_states.device
-    num_tokens, num_streams, hidden = hidden_states.shape
-    out = hidden_states if inplace else empty_batch(num_tokens, num_streams, hidden, torch.bfloat16, device)
-    saved: tuple[Saved, ...] = (None, None, None, None)
+    given = hidden_states, *_split(_FORWARD, "kv", kv, hidden_states), weight_fused, image_token_mask
+    scalars = eps, clamp_value, num_sms_for(hidden_states.device)
     if save_for_backward:
-        saved = empty_batch(4, num_tokens, num_streams, torch.float32, device).unbind(0)
-    _engram_gate_fwd(*given, out, *saved, eps, clamp_value, num_sms_for(device))
-    return out, saved[0], saved[1], saved[2], saved[3]
+        return _engram_gate_fwd(*given, _OUTPUT, _SAVED, _SAVED, _SAVED, _SAVED, *scalars)
+    made = _engram_gate_fwd(*given, hidden_states if inplace else _OUTPUT, None, None, None, None, *scalars)
+    return (hidden_states if inplace else made), None, None, None, None
 
 
 def engram_gate_fwd_ref(
@@ -118,20 +120,15 @@ def engram_gate_bwd(
     check_hidden(_BACKWARD, "grad_out", grad_out, 3, GATE_LEAST_HIDDEN)
     k, v = _split(_BACKWARD, "kv", kv, hidden_states)
     given = grad_out, hidden_states, k, v, weight_fused, dot, gate_score, rstd_x, rstd_k, image_token_mask
-    _engram_gate_bwd.check(*given, None, None, None, None, clamp_value)
-    device = hidden_states.device
-    num_tokens, num_streams, hidden = hidden_states.shape
-    grad_x = empty_batch(num_tokens, num_streams, hidden, torch.bfloat16, device)
-    grad_kv: KV
+    num_tokens, num_streams, hidden = shape_of(_BACKWARD, "hidden_states", hidden_states, 3)
+    grad_w = (torch.float32, 0, _num_parts(hidden, hidden_states.device), num_streams, hidden)
     if isinstance(kv, tuple):
-        grad_k = empty_batch(num_tokens, num_streams, hidden, torch.bfloat16, device)
-        grad_v = empty_matrix(num_tokens, hidden, torch.bfloat16, device)
-        grad_kv = grad_k, grad_v
-    else:
-        grad_kv = empty_batch(num_tokens, num_streams + 1, hidden, torch.bfloat16, device)
-        grad_k, grad_v = grad_kv[:, :-1], grad_kv[:, -1]
-    grad_w_partial = empty_batch(_num_parts(hidden, device), num_streams, hidden, torch.float32, device)
-    _engram_gate_bwd(*given, grad_x, grad_k, grad_v, grad_w_partial, clamp_value)
+        grad_x, grad_k, grad_v, grad_w_partial = _engram_gate_bwd(
+            *given, _OUTPUT, _OUTPUT, _GRAD_V, grad_w, clamp_value
+        )
+        return grad_x, (grad_k, grad_v), grad_w_partial
+    grad_kv = empty_batch(num_tokens, num_streams + 1, hidden, torch.bfloat16, kv.device)
+    grad_x, grad_w_partial = _engram_gate_bwd(*given, _OUTPUT, grad_kv[:, :-1], grad_kv[:, -1], grad_w, clamp_value)
     return grad_x, grad_kv, grad_w_partial
 
 
@@ -177,8 +174,8 @@ def _split(operator: str, name: str, kv: Any, hidden_states: Any) -> tuple[Any, 
 
 
 def _num_parts(hidden: int, device: torch.device) -> int:
-    blocks = next((blocks for limit, blocks in _BLOCKS if hidden <= limit), 1)
-    return max(num_sms_for(device) * blocks // _STREAMS, 1)
+    parts = next((parts for limit, parts in _PARTS if hidden <= limit), 1)
+    return max(num_sms_for(device) * parts // 4, 1)
 
 
 def _engram_gate_fwd_cpu(

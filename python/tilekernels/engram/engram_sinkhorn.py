@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from .._outputs import empty_matrix
+from .._outputs import size_of
 from ..config import num_sms_for
-from ..errors import argument_error, argument_type_error
+from ..errors import argument_error, argument_type_error, shape_of
 from ..moe._fma import fma
 from ..testing.cases import BenchCase
 from ._checks import HIDDEN_MULTIPLE, check_hidden
@@ -20,6 +20,11 @@ _REDUCE = "engram.engram_sinkhorn_step_reduce"
 _FINALIZE = "engram.engram_sinkhorn_finalize"
 
 _WORKERS_PER_SM = 3
+
+# Outputs as the extension is asked for them
+_UPDATE = (torch.float32, 0, size_of(1, 0))
+_ROW_NORM = (torch.float32, 0, size_of(0, 0))
+_LIKE_MATRIX = (torch.float32, 0, size_of(0, 0), size_of(0, 1))
 
 # Sums over a row, or over rows, differ in order
 _MAX_DIFF = 1e-11
@@ -41,11 +46,8 @@ def engram_sinkhorn_momentum_update(
             raise argument_error(_MOMENTUM, name, "be dense", f"strides {tensor.stride()}")
         if tensor.numel() % HIDDEN_MULTIPLE:
             raise argument_error(_MOMENTUM, name, f"have a multiple of {HIDDEN_MULTIPLE} elements", tensor.numel())
-    given = grad.view(-1), momentum_buffer.view(-1)
-    _momentum_update.check(*given, None, beta1, nesterov)
-    out = torch.empty(momentum_buffer.shape, dtype=torch.float32, device=momentum_buffer.device)
-    _momentum_update(*given, out.view(-1), beta1, nesterov)
-    return out
+    out = _momentum_update(grad.view(-1), momentum_buffer.view(-1), _UPDATE, beta1, nesterov)
+    return out.view(momentum_buffer.shape)
 
 
 def engram_sinkhorn_momentum_update_ref(
@@ -71,12 +73,9 @@ def engram_sinkhorn_step(
     """
     check_hidden(_STEP, "matrix", matrix, 2)
     _check_tensor(_STEP, "row_scale", row_scale)
-    _sinkhorn_step.check(matrix, row_scale, col_scale, None, None, eps)
-    device = matrix.device
-    row_norm = torch.empty(matrix.shape[0], dtype=torch.float32, device=device)
-    partial = empty_matrix(_num_workers(device), matrix.shape[1], torch.float32, device)
-    _sinkhorn_step(matrix, row_scale, col_scale, row_norm, partial, eps)
-    return row_norm, partial
+    _, num_cols = shape_of(_STEP, "matrix", matrix, 2)
+    partial = (torch.float32, 0, _num_workers(matrix.device), num_cols)
+    return _sinkhorn_step(matrix, row_scale, col_scale, _ROW_NORM, partial, eps)
 
 
 def engram_sinkhorn_step_ref(
@@ -119,11 +118,8 @@ def engram_sinkhorn_finalize(
     may be matrix itself.
     """
     check_hidden(_FINALIZE, "matrix", matrix, 2)
-    if out is None:
-        _sinkhorn_finalize.check(matrix, row_scale, col_scale, None, eps, alpha)
-        out = empty_matrix(matrix.shape[0], matrix.shape[1], torch.float32, matrix.device)
-    _sinkhorn_finalize(matrix, row_scale, col_scale, out, eps, alpha)
-    return out
+    made = _sinkhorn_finalize(matrix, row_scale, col_scale, _LIKE_MATRIX if out is None else out, eps, alpha)
+    return made if out is None else out
 
 
 def engram_sinkhorn_finalize_ref(

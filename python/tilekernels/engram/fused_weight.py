@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from .._outputs import empty_matrix
+from .._outputs import size_of
 from ..testing.cases import BenchCase
 from ._checks import check_hidden
 
 _NAME = "engram.fused_weight"
+_PRODUCT = (torch.float32, 0, size_of(0, 0), size_of(0, 1))
 
 
 def fused_weight(weight_hidden: torch.Tensor, weight_embed: torch.Tensor) -> torch.Tensor:
@@ -20,11 +21,7 @@ def fused_weight(weight_hidden: torch.Tensor, weight_embed: torch.Tensor) -> tor
     Both: (num_streams, hidden) bf16, dense, hidden % 256 == 0. Returns fp32 (num_streams, hidden).
     """
     check_hidden(_NAME, "weight_hidden", weight_hidden, 2)
-    _fused_weight.check(weight_hidden, weight_embed, None)
-    num_streams, hidden = weight_hidden.shape
-    out = empty_matrix(num_streams, hidden, torch.float32, weight_hidden.device)
-    _fused_weight(weight_hidden, weight_embed, out)
-    return out
+    return _fused_weight(weight_hidden, weight_embed, _PRODUCT)
 
 
 def fused_weight_ref(weight_hidden: torch.Tensor, weight_embed: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from .._outputs import empty_matrix
+from .._outputs import size_of
 from ..errors import argument_error, argument_type_error
 from ..testing.cases import BenchCase
 
@@ -21,10 +21,9 @@ def matmul(
     dtype. It must not share memory with a or b. Returns out. The order of the sum is unspecified, but the same in each
     call on one kind of GPU with tensors of these shapes, strides and alignments.
     """
-    _matmul.check(a, b, out)
     if out is None:
-        out = empty_matrix(a.shape[0], b.shape[0], _check_out_dtype(a, out_dtype), a.device)
-    elif out_dtype is not None and out_dtype != out.dtype:
+        return _matmul(a, b, _OUT_OF[_check_out_dtype(a, out_dtype)])
+    if out_dtype is not None and out_dtype != getattr(out, "dtype", out_dtype):
         raise argument_error("gemm.matmul", "out_dtype", f"be that of out, {out.dtype}", out_dtype)
     _matmul(a, b, out)
     return out
@@ -38,11 +37,19 @@ def matmul_ref(
     return product.to(out_dtype or a.dtype) if out is None else out.copy_(product)
 
 
+# (M, N) of each dtype, as the extension is asked for it.
+_OUT_OF = {dtype: (dtype, 0, size_of(0, 0), size_of(1, 0)) for dtype in (torch.bfloat16, torch.float16, torch.float32)}
+
+
 def _check_out_dtype(a: torch.Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
-    if out_dtype is None or out_dtype == a.dtype:
-        return a.dtype
+    """The output's dtype; any that there is where a is refused anyway, since the kernel's check says so better."""
+    dtype = getattr(a, "dtype", None)
+    if dtype is not torch.bfloat16 and dtype is not torch.float16:
+        return torch.float32
+    if out_dtype is None or out_dtype == dtype:
+        return dtype
     if out_dtype != torch.float32:
-        raise argument_type_error("gemm.matmul", "out_dtype", f"be torch.float32 or {a.dtype}", out_dtype)
+        raise argument_type_error("gemm.matmul", "out_dtype", f"be torch.float32 or {dtype}", out_dtype)
     return out_dtype
 
 

@@ -48,8 +48,9 @@ def mhc_multilayer_recompute(
         calls.append((streams, *(tensor for layer in (*some, *absent) for tensor in layer), mult))
         if some[-1][-1] is not None:
             streams = some[-1][-1]
-    for call in calls:
-        _mhc_multilayer_recompute.check(*call)
+    if len(calls) > 1:  # none runs unless all can
+        for call in calls:
+            _mhc_multilayer_recompute.check(*call)
     for call in calls:
         _mhc_multilayer_recompute(*call)
 

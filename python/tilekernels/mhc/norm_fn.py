@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from .._outputs import empty_batch
+from ..errors import shape_of
 from ..testing.cases import BenchCase
 from ._checks import mixes_of
 from ._splits import choose_num_parts, choose_num_splits, split_bounds
@@ -50,9 +50,8 @@ def mhc_pre_norm_fn_partials_bwd(
     are rounded to tf32, halves away from zero; the order of fn_grad's sums does not change from call to call.
     """
     columns = mixes_of(_BACKWARD, "fn", fn)
-    _mhc_pre_norm_fn_partials_bwd.check(out_mul_grad, sqrsum_grad, residual, fn, residual_grad, fn_grad, None, columns)
-    num_parts = choose_num_parts(residual.shape[0], fn.shape[1])
-    workspace = empty_batch(num_parts, columns, fn.shape[1], torch.float32, residual.device)
+    num_tokens, num_channels = shape_of(_BACKWARD, "residual", residual, 3)[0], fn.shape[1]
+    workspace = (torch.float32, 0, choose_num_parts(num_tokens, num_channels), columns, num_channels)
     _mhc_pre_norm_fn_partials_bwd(out_mul_grad, sqrsum_grad, residual, fn, residual_grad, fn_grad, workspace, columns)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..errors import argument_error
+from ..errors import argument_error, shape_of
 from .topk_gate import topk_gate_ref
 
 WARP = 32
@@ -63,11 +63,11 @@ def check_routing(
     rest."""
     check_both_or_neither(name, ("to_physical_map", to_physical_map), ("logical_count", logical_count))
     if to_physical_map is not None:
-        if to_physical_map.shape[0] != num_logical:
-            requirement = f"have one row for each of {num_logical} experts"
-            raise argument_error(name, "to_physical_map", requirement, to_physical_map.shape[0])
-        if to_physical_map.shape[1] < 1:
-            raise argument_error(name, "to_physical_map", "have at least 1 column", to_physical_map.shape[1])
+        num_rows, num_columns = shape_of(name, "to_physical_map", to_physical_map, 2)
+        if num_rows != num_logical:
+            raise argument_error(name, "to_physical_map", f"have one row for each of {num_logical} experts", num_rows)
+        if num_columns < 1:
+            raise argument_error(name, "to_physical_map", "have at least 1 column", num_columns)
     if fix_routing_mask is not None and unmapped_topk_idx is None:
         raise argument_error(name, "unmapped_topk_idx", "be given together with fix_routing_mask", None)
 

@@ -26,10 +26,8 @@ def aux_fi(topk_idx: torch.Tensor, num_experts: int, num_aux_topk: int) -> torch
     """
     check_int(_NAME, "num_experts", num_experts, 1, MAX_EXPERTS)
     check_int(_NAME, "num_aux_topk", num_aux_topk, 1, _MAX_INT32)
-    _aux_fi.check(topk_idx, None, None, num_aux_topk)
-    out = torch.empty(num_experts, dtype=torch.float32, device=topk_idx.device)
-    workspace = torch.empty((num_blocks_for(topk_idx), num_experts), dtype=torch.int32, device=topk_idx.device)
-    _aux_fi(topk_idx, workspace, out, num_aux_topk)
+    workspace = (torch.int32, 0, num_blocks_for(_NAME, "topk_idx", topk_idx), num_experts)
+    _, out = _aux_fi(topk_idx, workspace, (torch.float32, 0, num_experts), num_aux_topk)
     return out
 
 

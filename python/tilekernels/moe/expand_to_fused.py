@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from .._outputs import empty_sf
-from ..errors import argument_error, argument_type_error
+from .._outputs import empty_sf, requests_of, size_of
+from ..errors import argument_error, argument_type_error, shape_of
 from ..layout import TMA_ALIGNMENT, ceildiv
 from ..testing.cases import BenchCase
 from ._cases import TOP6_OF_RANK, TOP8_OF_RANK, Routing
@@ -19,6 +19,11 @@ _NAME = "moe.expand_to_fused"
 _NAME_WITH_SF = "moe.expand_to_fused_with_sf"
 
 _GROUPS = (32, 128)  # channels that share a scale
+_ROWS_OF, _DATA_OF = (requests_of(size_of(pos_to_expert, 0), size_of(0, 1)) for pos_to_expert in (2, 3))
+_SF_ALIGNMENT = TMA_ALIGNMENT // 4  # rows that a column of scales is padded to a multiple of
+
+# Scales in columns from which a second launch that turns them costs less than writing each one by itself
+_MANY_SCALES = 1 << 17
 
 
 def expand_to_fused(x: torch.Tensor, token_topk_to_pos: torch.Tensor, pos_to_expert: torch.Tensor) -> torch.Tensor:
@@ -29,10 +34,7 @@ def expand_to_fused(x: torch.Tensor, token_topk_to_pos: torch.Tensor, pos_to_exp
     rows to the same. pos_to_expert: (num_positions,) int32, of which only the sign counts: negative is padding.
     Returns (num_positions, hidden); rows that are neither named nor padding are undefined, without tokens all are zero.
     """
-    _expand_to_fused.check(x, token_topk_to_pos, pos_to_expert, None)
-    out = torch.empty((pos_to_expert.shape[0], x.shape[1]), dtype=x.dtype, device=x.device)
-    _expand_to_fused(x, token_topk_to_pos, pos_to_expert, out)
-    return out
+    return _expand_to_fused(x, token_topk_to_pos, pos_to_expert, _ROWS_OF.get(getattr(x, "dtype", None)))
 
 
 def expand_to_fused_with_sf(
@@ -52,20 +54,24 @@ def expand_to_fused_with_sf(
     data, sf = _split_pair(x)
     if num_per_channels not in _GROUPS:
         raise argument_error(_NAME_WITH_SF, "num_per_channels", "be 32 or 128", num_per_channels)
-    _expand_to_fused_with_sf.check(data, sf, token_topk_to_pos, pos_to_expert, None, None)
+    _, hidden = shape_of(_NAME_WITH_SF, "x", data, 2)
+    _, num_given = shape_of(_NAME_WITH_SF, "sf", sf, 2)
+    (num_positions,) = shape_of(_NAME_WITH_SF, "pos_to_expert", pos_to_expert, 1)
     packed = sf.dtype == torch.int32
     if packed and not use_tma_aligned_col_major_sf:
         flag = "use_tma_aligned_col_major_sf"
         raise argument_error(_NAME_WITH_SF, flag, "be True for packed (int32) scales", use_tma_aligned_col_major_sf)
-    num_columns = ceildiv(data.shape[1], num_per_channels * (4 if packed else 1))
-    if sf.shape[1] != num_columns:
-        requirement = f"have {num_columns} columns for {data.shape[1]} channels in groups of {num_per_channels}"
-        raise argument_error(_NAME_WITH_SF, "x[1]", requirement, sf.shape[1])
-    num_positions = pos_to_expert.shape[0]
-    out = torch.empty((num_positions, data.shape[1]), dtype=data.dtype, device=data.device)
-    out_sf = _empty_sf(num_positions, sf, use_tma_aligned_col_major_sf)
-    _expand_to_fused_with_sf(data, sf, token_topk_to_pos, pos_to_expert, out, out_sf)
-    return out, out_sf
+    num_columns = ceildiv(hidden, num_per_channels * (4 if packed else 1))
+    if num_given != num_columns:
+        requirement = f"have {num_columns} columns for {hidden} channels in groups of {num_per_channels}"
+        raise argument_error(_NAME_WITH_SF, "x[1]", requirement, num_given)
+    tokens = None
+    if use_tma_aligned_col_major_sf and num_positions * num_columns >= _MANY_SCALES:
+        tokens = (torch.int32, 0, num_positions)
+    out_sf = (sf.dtype, _SF_ALIGNMENT if use_tma_aligned_col_major_sf else 0, num_positions, num_columns)
+    outputs = (_DATA_OF[data.dtype], out_sf, tokens)
+    made = _expand_to_fused_with_sf(data, sf, token_topk_to_pos, pos_to_expert, *outputs)
+    return made[0], made[1]
 
 
 def expand_to_fused_ref(x: torch.Tensor, token_topk_to_pos: torch.Tensor, pos_to_expert: torch.Tensor) -> torch.Tensor:
@@ -124,6 +130,7 @@ def _expand_to_fused_with_sf_cpu(
     pos_to_expert: torch.Tensor,
     out: torch.Tensor,
     out_sf: torch.Tensor,
+    workspace: torch.Tensor | None,
 ) -> None:
     check_below(_NAME_WITH_SF, "token_topk_to_pos", token_topk_to_pos, pos_to_expert.shape[0])
     out.copy_(expand_to_fused_ref(x, token_topk_to_pos, pos_to_expert))

@@ -5,14 +5,15 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from .._outputs import empty_matrix
-from ..errors import argument_error, argument_type_error, check_int
+from .._outputs import size_of
+from ..errors import argument_error, argument_type_error, check_int, shape_of
 from ..testing.cases import BenchCase
 from ._gate import EPSILON, MAX_TOPK, butterfly_sum, check_topk, sigmoid, softmax, sqrt_softplus
 from .scoring import ScoringFunc
 from .topk_gate import topk_gate_ref
 
 _NAME = "moe.fused_topk_gating"
+_NUM_TOKENS = size_of(0, 0)
 _MAX_EXPERTS = 512  # a block holds the logits of a tile of tokens for all of them
 
 
@@ -41,16 +42,12 @@ def fused_topk_gating(
     check_int(_NAME, "num_topk", num_topk, 1, MAX_TOPK)
     if not isinstance(renormalize, bool):
         raise argument_type_error(_NAME, "renormalize", "be a bool", type(renormalize).__name__)
-    scalars = (number, renormalize, routed_scaling_factor)
-    _fused_topk_gating.check(hidden_states, gate_weight, bias, None, None, *scalars)
-    num_tokens, num_experts = hidden_states.shape[0], gate_weight.shape[0]
+    num_experts = shape_of(_NAME, "gate_weight", gate_weight, 2)[0]
     if num_experts > _MAX_EXPERTS:
         raise argument_error(_NAME, "gate_weight", f"have at most {_MAX_EXPERTS} rows", num_experts)
     check_topk(_NAME, num_topk, num_experts, 0)
-    topk_weights = empty_matrix(num_tokens, num_topk, torch.float32, hidden_states.device)
-    topk_idx = empty_matrix(num_tokens, num_topk, torch.int64, hidden_states.device)
-    _fused_topk_gating(hidden_states, gate_weight, bias, topk_weights, topk_idx, *scalars)
-    return topk_weights, topk_idx
+    asked = (torch.float32, 0, _NUM_TOKENS, num_topk), (torch.int64, 0, _NUM_TOKENS, num_topk)
+    return _fused_topk_gating(hidden_states, gate_weight, bias, *asked, number, renormalize, routed_scaling_factor)
 
 
 def fused_topk_gating_ref(
@@ -126,6 +123,11 @@ def bench_cases() -> list[BenchCase]:
     """A small call, then routers of open models: (tokens, hidden, experts, choices)."""
     sizes = [(64, 512, 64, 6), (16, 7168, 256, 8), (4096, 2048, 64, 6), (4096, 4096, 128, 8), (4096, 7168, 256, 8)]
     return [_case(*each) for each in [*sizes, (4096, 7168, 512, 10)]]
+
+
+def tuning_cases() -> list[BenchCase]:
+    """256 experts, from a few tokens to many waves of blocks."""
+    return [_case(num_tokens, 7168, 256, 8) for num_tokens in (16, 128, 1024, 2048, 4096, 8192, 16384)]
 
 
 def _case(num_tokens: int, hidden: int, num_experts: int, num_topk: int) -> BenchCase:

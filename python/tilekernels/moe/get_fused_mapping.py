@@ -8,7 +8,7 @@ import torch
 
 from .._dispatch import is_dynamo_compiling, kernel
 from ..config import num_sms_for
-from ..errors import argument_error, check_int
+from ..errors import argument_error, check_int, shape_of
 from ..layout import ceildiv
 from ..testing.cases import BenchCase
 from ._cases import TOP6_OF_RANK, TOP8_OF_RANK, Routing
@@ -54,8 +54,7 @@ def get_fused_mapping(
     check_int(_NAME, "num_experts", num_experts, 1, MAX_EXPERTS)
     check_int(_NAME, "num_expanded_tokens", num_expanded_tokens, 0, _MAX_INT32)
     check_int(_NAME, "alignment", alignment, 1, _MAX_INT32)
-    _get_fused_mapping.check(topk_idx, None, None, None, None, None, None, None, None, alignment)
-    num_tokens, num_topk = topk_idx.shape
+    num_tokens, num_topk = shape_of(_NAME, "topk_idx", topk_idx, 2)
     most = num_tokens * num_topk + (alignment - 1) * num_experts
     if most > _MAX_INT32:
         raise argument_error(_NAME, "alignment", "keep all positions below 2147483648", alignment)
@@ -69,21 +68,22 @@ def get_fused_mapping(
     )
     num_blocks = min(num_sms_for(topk_idx.device), most_blocks)
 
-    def empty(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.int32, device=topk_idx.device)
-
-    # Three at a time: allocations are most of this function's own time
-    positions = empty(3, num_positions).unbind()
-    segments = empty(3, num_experts).unbind()
-    token_topk_to_pos = empty(num_tokens, num_topk)
-    workspace = empty(num_blocks, num_experts)
-    _get_fused_mapping(topk_idx, workspace, *positions, token_topk_to_pos, *segments, alignment)
+    # Asked for in the call: made before it, they took longer than the launch
+    along_positions, along_experts = (torch.int32, 0, num_positions), (torch.int32, 0, num_experts)
+    _, *positions, token_topk_to_pos, expert_start, expert_end, num_tokens_per_expert = _get_fused_mapping(
+        topk_idx,
+        (torch.int32, 0, num_blocks, num_experts),
+        *(along_positions,) * 3,
+        (torch.int32, 0, num_tokens, num_topk),
+        *(along_experts,) * 3,
+        alignment,
+    )
     counts: list[int] = []
     if wait:
-        counts = segments[2].tolist()
+        counts = num_tokens_per_expert.tolist()
         total = sum(counts)
-        positions = tuple(each[:total] for each in positions)
-    return *positions, token_topk_to_pos, *segments, counts  # type: ignore[return-value]
+        positions = [each[:total] for each in positions]
+    return *positions, token_topk_to_pos, expert_start, expert_end, num_tokens_per_expert, counts
 
 
 def _holds_values(tensor: torch.Tensor) -> bool:

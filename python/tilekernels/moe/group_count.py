@@ -8,7 +8,7 @@ import torch
 
 from .._dispatch import kernel
 from ..config import num_sms_for
-from ..errors import check_int
+from ..errors import check_int, shape_of
 from ..layout import ceildiv
 from ..testing.cases import BenchCase
 from ._cases import TOP6_OF_RANK, TOP8_OF_RANK, Routing
@@ -27,10 +27,7 @@ def group_count(group_idx: torch.Tensor, num_groups: int) -> torch.Tensor:
     num_groups: 1 to 1024. Returns int32 (num_groups,).
     """
     check_int(_NAME, "num_groups", num_groups, 1, MAX_EXPERTS)
-    _group_count.check(group_idx, None, 1)
-    out = torch.empty(num_groups, dtype=torch.int32, device=group_idx.device)
-    _group_count(group_idx, out, num_blocks_for(group_idx))
-    return out
+    return _group_count(group_idx, (torch.int32, 0, num_groups), num_blocks_for(_NAME, "group_idx", group_idx))
 
 
 def group_count_ref(group_idx: torch.Tensor, num_groups: int) -> torch.Tensor:
@@ -42,9 +39,10 @@ def group_count_ref(group_idx: torch.Tensor, num_groups: int) -> torch.Tensor:
     return counts.scatter_add_(0, bins, torch.ones_like(bins, dtype=torch.int32))[:num_groups]
 
 
-def num_blocks_for(indices: torch.Tensor) -> int:
+def num_blocks_for(operator: str, argument: str, indices: torch.Tensor) -> int:
     """Blocks that share the counting of these entries, all at once on the GPU."""
-    return min(num_sms_for(indices.device), max(1, ceildiv(indices.shape[0] * indices.shape[1], _ENTRIES_PER_BLOCK)))
+    num_tokens, num_topk = shape_of(operator, argument, indices, 2)
+    return min(num_sms_for(indices.device), max(1, ceildiv(num_tokens * num_topk, _ENTRIES_PER_BLOCK)))
 
 
 def _group_count_cpu(group_idx: torch.Tensor, out: torch.Tensor, num_sms: int) -> None:

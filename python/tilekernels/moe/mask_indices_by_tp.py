@@ -7,12 +7,14 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
+from .._outputs import requests_of, size_of
 from ..errors import argument_error, check_int
 from ..testing.cases import BenchCase
 from ._cases import Routing
 
 _NAME = "moe.mask_indices_by_tp"
 _MAX_INT32 = 2**31 - 1
+_OUT_OF = requests_of(size_of(0, 0), size_of(0, 1))
 
 
 def mask_indices_by_tp(
@@ -30,10 +32,8 @@ def mask_indices_by_tp(
     check_int(_NAME, "tp_rank", tp_rank, 0, num_tp_ranks - 1)
     if n < num_ep_ranks:
         raise argument_error(_NAME, "n", f"be at least num_ep_ranks {num_ep_ranks}", n)
-    _mask_indices_by_tp.check(indices, None, n // num_ep_ranks, tp_rank, num_tp_ranks)
-    out = torch.empty_like(indices)
-    _mask_indices_by_tp(indices, out, n // num_ep_ranks, tp_rank, num_tp_ranks)
-    return out
+    asked = _OUT_OF.get(getattr(indices, "dtype", None))
+    return _mask_indices_by_tp(indices, asked, n // num_ep_ranks, tp_rank, num_tp_ranks)
 
 
 def mask_indices_by_tp_ref(

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from ..errors import argument_error, argument_type_error, check_int
+from .._outputs import size_of
+from ..errors import argument_error, argument_type_error, check_int, shape_of
 from ..testing.cases import BenchCase
 from ._gate import (
     EPSILON,
@@ -35,6 +36,8 @@ _NAME = "moe.moe_topk_gate_forward"
 _BACKWARD_NAME = "moe.moe_topk_gate_backward"
 _SCORING = "sqrtsoftplus"
 _SHARED_COUNTS = (1, 2)
+_NUM_TOKENS = size_of(0, 0)
+_GRAD_LOGITS = (torch.float32, 0, _NUM_TOKENS, size_of(0, 1))
 
 
 def moe_topk_gate_forward(
@@ -85,19 +88,18 @@ def moe_topk_gate_forward(
     routing = (fix_routing_mask, to_physical_map, logical_count, unmapped_topk_idx)
     tensors = (logits, mask, bias, image_bias, image_token_mask, *routing, flatten_mask(force_random))
     num_shared = _check_shared(use_shared_as_routed, num_shared_experts)
-    _moe_topk_gate_forward.check(*tensors, None, None, scores, num_topk, routed_scaling_factor, ep_rank)
-    num_tokens, num_experts = logits.shape
+    num_tokens, num_experts = shape_of(_NAME, "logits", logits, 2)
     check_logits(_NAME, "logits", num_experts)
     check_topk(_NAME, num_topk, num_experts, num_shared)
     check_both_or_neither(_NAME, ("image_bias", image_bias), ("image_token_mask", image_token_mask))
     check_routing(_NAME, num_experts + num_shared, *routing)
-    shape = (num_tokens, num_topk + num_shared)
+    scalars = (num_topk, routed_scaling_factor, ep_rank)
+    width = num_topk + num_shared
     if topk_idx is None or topk_weights is None:
-        topk_idx = torch.empty(shape, dtype=torch.int64, device=logits.device)
-        topk_weights = torch.empty(shape, dtype=torch.float32, device=logits.device)
-    else:
-        _check_out(topk_idx, topk_weights, shape)
-    _moe_topk_gate_forward(*tensors, topk_idx, topk_weights, scores, num_topk, routed_scaling_factor, ep_rank)
+        asked = (torch.int64, 0, _NUM_TOKENS, width), (torch.float32, 0, _NUM_TOKENS, width)
+        return _moe_topk_gate_forward(*tensors, *asked, scores, *scalars)
+    _check_out(topk_idx, topk_weights, (num_tokens, width))
+    _moe_topk_gate_forward(*tensors, topk_idx, topk_weights, scores, *scalars)
     return topk_idx, topk_weights
 
 
@@ -163,20 +165,18 @@ def moe_topk_gate_backward(
     mask = flatten_mask(mask)
     _check_scoring(_BACKWARD_NAME, scoring_func)
     inputs = (scores, topk_idx, topk_weights, grad_topk_weights, mask, grad_scores_sum)
-    _moe_topk_gate_backward.check(*inputs, out, routed_scaling_factor)
-    num_tokens, num_experts = scores.shape
+    num_tokens, num_experts = shape_of(_BACKWARD_NAME, "scores", scores, 2)
     if num_experts > MAX_EXPERTS:
         raise argument_error(_BACKWARD_NAME, "scores", f"have at most {MAX_EXPERTS} experts", num_experts)
-    num_topk = topk_idx.shape[1]
+    num_topk = shape_of(_BACKWARD_NAME, "topk_idx", topk_idx, 2)[1]
     if num_topk > min(num_experts, WARP):
         requirement = f"have at most {min(num_experts, WARP)} columns"
         raise argument_error(_BACKWARD_NAME, "topk_idx", requirement, num_topk)
     check_both_or_neither(_BACKWARD_NAME, ("mask", mask), ("grad_scores_sum", grad_scores_sum))
     if grad_scores_sum is not None:
-        _check_sequences(grad_scores_sum.shape[0], num_tokens)
-    grad_logits = torch.empty_like(scores) if out is None else out
-    _moe_topk_gate_backward(*inputs, grad_logits, routed_scaling_factor)
-    return grad_logits
+        _check_sequences(shape_of(_BACKWARD_NAME, "grad_scores_sum", grad_scores_sum, 2)[0], num_tokens)
+    made = _moe_topk_gate_backward(*inputs, _GRAD_LOGITS if out is None else out, routed_scaling_factor)
+    return made if out is None else out
 
 
 def moe_topk_gate_backward_ref(

@@ -7,9 +7,13 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from ..errors import argument_error
+from .._outputs import size_of
+from ..errors import argument_error, shape_of
 from ..testing.cases import BenchCase
 from ._gate import EPSILON, MAX_TOPK, butterfly_sum, sequential_sum
+
+_DENOMINATOR = (torch.float32, 0, size_of(0, 0))
+_NORMALIZED = (*_DENOMINATOR, size_of(0, 1))
 
 
 def normalize_weight(topk_weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -18,18 +22,15 @@ def normalize_weight(topk_weights: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     topk_weights: (num_tokens, num_topk) fp32, dense, num_topk at most 32. The sum is the gate's: pairs at distance
     16, 8, 4, 2 and 1, then 1e-20. Returns fp32 (num_tokens,) and (num_tokens, num_topk); the division is IEEE's.
     """
-    _normalize_weight.check(topk_weights, None, None, "butterfly")
-    if topk_weights.shape[1] > MAX_TOPK:
-        raise argument_error(
-            "moe.normalize_weight", "topk_weights", f"have at most {MAX_TOPK} columns", topk_weights.shape[1]
-        )
+    num_topk = shape_of("moe.normalize_weight", "topk_weights", topk_weights, 2)[1]
+    if num_topk > MAX_TOPK:
+        raise argument_error("moe.normalize_weight", "topk_weights", f"have at most {MAX_TOPK} columns", num_topk)
     return _normalize(topk_weights, "butterfly")
 
 
 def normalize_weight_sequential(topk_weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """`normalize_weight` of generation 1: the sum starts at 1e-20 and goes from left to right, for any number of
     weights."""
-    _normalize_weight.check(topk_weights, None, None, "sequential")
     return _normalize(topk_weights, "sequential")
 
 
@@ -49,12 +50,10 @@ _REFERENCES = {"butterfly": normalize_weight_ref, "sequential": normalize_weight
 
 
 def _normalize(topk_weights: torch.Tensor, order: str) -> tuple[torch.Tensor, torch.Tensor]:
-    if topk_weights.shape[1] < 1:
-        raise argument_error("moe.normalize_weight", "topk_weights", "have at least 1 column", topk_weights.shape[1])
-    denominator = torch.empty(topk_weights.shape[:1], dtype=torch.float32, device=topk_weights.device)
-    normalized = torch.empty_like(topk_weights)
-    _normalize_weight(topk_weights, denominator, normalized, order)
-    return denominator, normalized
+    num_topk = shape_of("moe.normalize_weight", "topk_weights", topk_weights, 2)[1]
+    if num_topk < 1:
+        raise argument_error("moe.normalize_weight", "topk_weights", "have at least 1 column", num_topk)
+    return _normalize_weight(topk_weights, _DENOMINATOR, _NORMALIZED, order)
 
 
 def _normalize_weight_cpu(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
+from .._outputs import requests_of, size_of
 from ..errors import argument_error, argument_type_error
 from ..testing.cases import BenchCase
 from ._cases import TOP6_OF_RANK, Routing
@@ -17,6 +18,7 @@ from .get_fused_mapping import get_fused_mapping_ref
 _NAME = "moe.reduce_fused"
 _E4M3_MAX = 448.0
 _HIDDEN_MULTIPLE = 256
+_OUT_OF = requests_of(size_of(3, 0), size_of(0, 1))
 
 
 def reduce_fused(
@@ -49,10 +51,10 @@ def reduce_fused(
         )
         raise argument_type_error(_NAME, "out", f"be {wanted}", given)
     _check_hidden(data)
+    inputs = (data, x_sf, topk_weights, token_topk_to_pos, sf)
     if out is None:
-        _reduce_fused.check(data, x_sf, topk_weights, token_topk_to_pos, sf, None)
-        out = torch.empty((token_topk_to_pos.shape[0], data.shape[1]), dtype=dtype, device=data.device)
-    _reduce_fused(data, x_sf, topk_weights, token_topk_to_pos, sf, out)
+        return _reduce_fused(*inputs, _OUT_OF.get(dtype))
+    _reduce_fused(*inputs, out)
     return out
 
 

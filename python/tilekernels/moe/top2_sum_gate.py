@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from ..errors import argument_error, argument_type_error, check_int
+from .._outputs import size_of
+from ..errors import argument_error, argument_type_error, check_int, shape_of
 from ..testing.cases import BenchCase
 from ._gate import (
     MAX_EXPERTS,
@@ -34,6 +35,7 @@ from .topk_gate import topk_gate_ref
 _NAME = "moe.top2_sum_gate"
 _SCORES = {"sigmoid": sigmoid, "sqrtsoftplus": sqrt_softplus, "softmax": softmax}
 _SHARED_COUNTS = (1, 2)
+_NUM_TOKENS = size_of(0, 0)
 
 
 def top2_sum_gate(
@@ -81,11 +83,7 @@ def top2_sum_gate(
     _check_groups(num_groups, num_topk_groups)
     check_int(_NAME, "num_ep_ranks", num_ep_ranks)
     routing = (mask, fix_routing_mask, to_physical_map, logical_count, unmapped_topk_idx)
-    _top2_sum_gate.check(
-        *(logits, bias, *routing, None, None),
-        *(num_topk, 0, 0, routed_scaling_factor, ep_rank, 1, tp_rank, num_tp_ranks, scoring),
-    )
-    num_tokens, num_experts = logits.shape
+    _, num_experts = shape_of(_NAME, "logits", logits, 2)
     num_shared = _check_shared(use_shared_as_routed, num_shared_experts, num_topk, num_experts)
     check_logits(_NAME, "logits", num_experts)
     check_topk(_NAME, num_topk, num_experts, num_shared)
@@ -102,15 +100,12 @@ def top2_sum_gate(
             _columns(to_physical_map),
         )
     _check_ranks(ep_rank, num_ep_ranks, tp_rank, num_tp_ranks, num_physical)
-    shape = (num_tokens, num_topk + num_shared)
-    topk_idx = torch.empty(shape, dtype=torch.int64, device=logits.device)
-    topk_weights = torch.empty(shape, dtype=torch.float32, device=logits.device)
-    _top2_sum_gate(
-        *(logits, bias, *routing, topk_idx, topk_weights),
+    width = num_topk + num_shared
+    return _top2_sum_gate(
+        *(logits, bias, *routing, (torch.int64, 0, _NUM_TOKENS, width), (torch.float32, 0, _NUM_TOKENS, width)),
         *(num_topk, num_groups, num_topk_groups, routed_scaling_factor, ep_rank, num_physical // num_ep_ranks),
         *(tp_rank, num_tp_ranks, scoring),
     )
-    return topk_idx, topk_weights
 
 
 def top2_sum_gate_ref(
@@ -200,14 +195,12 @@ def _check_group_size(num_groups: int, num_topk_groups: int, num_experts: int) -
 
 
 def _check_ranks(ep_rank: int, num_ep_ranks: int, tp_rank: int, num_tp_ranks: int, num_physical: int) -> None:
-    for argument, value in (("ep_rank", ep_rank), ("tp_rank", tp_rank)):
-        if value < 0:
-            raise argument_error(_NAME, argument, "be at least 0", value)
+    check_int(_NAME, "ep_rank", ep_rank, 0)
+    check_int(_NAME, "tp_rank", tp_rank, 0)
     if not 1 <= num_ep_ranks <= num_physical:
         requirement = f"be between 1 and the number of physical experts {num_physical}"
         raise argument_error(_NAME, "num_ep_ranks", requirement, num_ep_ranks)
-    if num_tp_ranks < 1:
-        raise argument_error(_NAME, "num_tp_ranks", "be at least 1", num_tp_ranks)
+    check_int(_NAME, "num_tp_ranks", num_tp_ranks, 1)
 
 
 def _columns(to_physical_map: torch.Tensor | None) -> int | None:

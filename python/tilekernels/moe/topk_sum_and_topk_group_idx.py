@@ -7,12 +7,14 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from ..errors import argument_error, check_int
+from .._outputs import size_of
+from ..errors import argument_error, check_int, shape_of
 from ..testing.cases import BenchCase
 from ._gate import WARP
 from .topk_gate import topk_gate_ref
 
 _NAME = "moe.topk_sum_and_topk_group_idx"
+_NUM_TOKENS = size_of(0, 0)
 
 
 def topk_sum_and_topk_group_idx(scores: torch.Tensor, num_topk_sum: int, num_topk_groups: int) -> torch.Tensor:
@@ -22,17 +24,14 @@ def topk_sum_and_topk_group_idx(scores: torch.Tensor, num_topk_sum: int, num_top
     group_size. num_topk_groups: 1 to num_groups. Returns int64 (num_tokens, num_topk_groups). NaN ranks below -inf,
     as a score and as a sum.
     """
-    _topk_sum_and_topk_group_idx.check(scores, None, 1)
-    num_tokens, num_groups, group_size = scores.shape
+    _, num_groups, group_size = shape_of(_NAME, "scores", scores, 3)
     check_int(_NAME, "num_topk_sum", num_topk_sum, 1, 2)
     if num_topk_sum > group_size:
         raise argument_error(_NAME, "num_topk_sum", f"be at most the size of a group {group_size}", num_topk_sum)
     if num_groups > WARP:
         raise argument_error(_NAME, "scores", f"have at most {WARP} groups", num_groups)
     check_int(_NAME, "num_topk_groups", num_topk_groups, 1, num_groups)
-    topk_group_idx = torch.empty((num_tokens, num_topk_groups), dtype=torch.int64, device=scores.device)
-    _topk_sum_and_topk_group_idx(scores, topk_group_idx, num_topk_sum)
-    return topk_group_idx
+    return _topk_sum_and_topk_group_idx(scores, (torch.int64, 0, _NUM_TOKENS, num_topk_groups), num_topk_sum)
 
 
 def topk_sum_and_topk_group_idx_ref(scores: torch.Tensor, num_topk_sum: int, num_topk_groups: int) -> torch.Tensor:

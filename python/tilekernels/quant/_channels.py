@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .._outputs import size_of
 from ..errors import argument_error, argument_type_error, check_int
 from ..layout import PACKED_PER_WORD, ceildiv
 from ._checks import check_hidden, shape_of
@@ -19,9 +20,22 @@ FUSED = "quant.per_channel_cast_fused"
 TRANSPOSE = "quant.per_channel_cast_and_transpose"
 SWIGLU = "quant.swiglu_forward_and_per_channel_cast_and_transpose"
 
+# Data of x's own size, as the extension is asked for it
+SAME_DATA = (torch.float8_e4m3fn, 0, size_of(0, 0), size_of(0, 1))
+
 TILE = 128  # what the tokens of a transposing cast come in
 _BLOCKS = (32, 128)  # tokens that share a scale, and channels of a quantised input that do
 _MULTIPLE = 64  # what the channels of a row come in
+
+
+def asked_sf(argument: int = 0, width: int = 1, block: int = 1) -> dict[int, Any]:
+    """Scales as the extension is asked for them, for each num_per_tokens.
+
+    argument: the kernel's, whose first size are the rows of the result. width: columns of x for one of the result.
+    block: scales in a word of the output.
+    """
+    dtype = torch.float32 if block == 1 else torch.int32
+    return {size: (dtype, 0, size_of(argument, 0, 1, size * block), size_of(0, 1, 1, width)) for size in _BLOCKS}
 
 
 def check_options(operator: str, fmt: str, num_per_tokens: int, round_sf: bool) -> None:
@@ -42,16 +56,14 @@ def check_packed(operator: str, use_packed_ue8m0: bool, round_sf: bool) -> None:
         raise argument_error(operator, "use_packed_ue8m0", "come with round_sf=True", "round_sf=False")
 
 
-def input_of(
-    operator: str, x: Any, num_per_channels: int | None
-) -> tuple[torch.Tensor, torch.Tensor | None, int, int, int]:
-    """(data, sf or None, tokens, channels, channels that share a scale of the input)."""
+def input_of(operator: str, x: Any, num_per_channels: int | None) -> tuple[torch.Tensor, torch.Tensor | None, int]:
+    """(data, sf or None, channels that share a scale of the input)."""
     if not isinstance(x, tuple):
-        num_tokens, hidden = sizes_of(operator, x, (torch.bfloat16, torch.float32))
+        sizes_of(operator, x, (torch.bfloat16, torch.float32))
         if num_per_channels is not None:
             requirement = "be None unless x is a pair (data, sf)"
             raise argument_error(operator, "num_per_channels", requirement, num_per_channels)
-        return x, None, num_tokens, hidden, TILE
+        return x, None, TILE
     if len(x) != 2:
         raise argument_error(operator, "x", "be a tensor or a pair (data, sf)", f"a tuple of {len(x)}")
     data, x_sf = x
@@ -60,7 +72,7 @@ def input_of(
         raise argument_error(operator, "num_per_channels", "be 32 or 128 where x is a pair (data, sf)", None)
     _check_block(operator, "num_per_channels", num_per_channels)
     _check_x_sf(operator, x_sf, num_tokens, hidden, num_per_channels)
-    return data, x_sf, num_tokens, hidden, num_per_channels
+    return data, x_sf, num_per_channels
 
 
 def sizes_of(

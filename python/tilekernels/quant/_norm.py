@@ -12,7 +12,8 @@ from ..layout import ceildiv
 MOST_CHANNELS = 8192  # that a block keeps in registers
 
 # How a block shares a row: steps of so many threads with so many neighbouring channels each
-FORWARD_SHARE, BACKWARD_SHARE = (128, 16), (256, 8)
+FORWARD_SHARE = {torch.bfloat16: (128, 16), torch.float32: (128, 8)}
+BACKWARD_SHARE = (256, 8)
 _WARP = 32
 
 
@@ -29,12 +30,21 @@ def check_rows(operator: str, x: object, multiple: int, ranks: tuple[int, ...] =
         raise argument_error(operator, "x", requirement, hidden)
 
 
-def check_like(operator: str, argument: str, value: object, x: torch.Tensor, dtype: torch.dtype | None = None) -> None:
-    """A tensor of x's shape, and of x's dtype unless another is named."""
+def check_like(
+    operator: str,
+    argument: str,
+    value: object,
+    x: torch.Tensor,
+    dtype: torch.dtype | None = None,
+    shape: tuple[int, ...] | None = None,
+) -> None:
+    """A tensor of x's shape and dtype, unless others are named."""
     if not isinstance(value, torch.Tensor):
         raise argument_type_error(operator, argument, "be a tensor", type(value).__name__)
-    if value.shape != x.shape:
-        raise argument_error(operator, argument, f"have shape {tuple(x.shape)}", tuple(value.shape))
+    if shape is None:
+        shape = x.shape
+    if value.shape != shape:
+        raise argument_error(operator, argument, f"have shape {tuple(shape)}", tuple(value.shape))
     if value.dtype is not (dtype or x.dtype):
         requirement = f"be {str(dtype or x.dtype).removeprefix('torch.')}"
         raise argument_error(operator, argument, requirement, str(value.dtype).removeprefix("torch."))

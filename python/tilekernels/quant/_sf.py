@@ -6,9 +6,12 @@ How scales are stored is an `SfLayout`; everything here computes in fp32.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from .. import config
+from .._outputs import size_of
 from ..layout import PACKED_PER_WORD, TMA_ALIGNMENT, SfLayout, align, ceildiv
 from ._formats import encode_e4m3
 
@@ -28,6 +31,18 @@ def amax_clamp_min(fmt: str, use_e4m3_sf: bool = False) -> float:
 def sf_alignment(layout: SfLayout) -> int:
     """Rows that a stored column is padded to a multiple of; 0 for row-major. What `_outputs` takes as an alignment."""
     return TMA_ALIGNMENT // layout.itemsize if layout.col_major else 0
+
+
+def asked_sf(layout: SfLayout, span: int) -> tuple[Any, ...]:
+    """The scales of each row of a kernel's first argument as the extension is asked for them (_outputs.py).
+
+    span: columns of the argument that share a scale, 0 for one scale a row.
+    """
+    columns = size_of(0, 1, 1, span * PACKED_PER_WORD if layout.packed else span) if span else 1
+    return SF_DTYPES[layout.dtype], sf_alignment(layout), _NUM_ROWS, columns
+
+
+_NUM_ROWS = size_of(0, 0)
 
 
 def make_sf(

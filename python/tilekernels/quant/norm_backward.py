@@ -8,15 +8,20 @@ import torch
 
 from .. import config
 from .._dispatch import kernel
-from .._outputs import empty_matrix
+from .._outputs import requests_of, size_of
 from ..errors import argument_error
+from ..layout import ceildiv
 from ..testing.cases import BenchCase
 from ._norm import BACKWARD_SHARE, check_like, check_rows, mean_of_rows
 from ._swiglu import check_number
 
 _NAME = "quant.norm_backward"
 
-_BLOCKS_PER_SM = {torch.bfloat16: 2, torch.float32: 1}  # as many as run at a time; each ends in a row of sums
+# Outputs as the extension is asked for them, by argument 1, which is x
+_X_GRAD_OF, _WEIGHT_GRAD_OF = requests_of(size_of(1, 0), size_of(1, 1)), requests_of(size_of(1, 1))
+
+# As many as run at a time, for rows of one step of a block, of two, and longer ones; each ends in a row of sums
+_BLOCKS_PER_SM = {torch.bfloat16: (4, 3, 2), torch.float32: (4, 2, 1)}
 
 
 def norm_backward(
@@ -44,23 +49,21 @@ def norm_backward(
         check_like(_NAME, "residual_out_grad", residual_out_grad, x)
     num_tokens, hidden = x.shape
     if weight is not None:
-        check_like(_NAME, "weight", weight, torch.empty(hidden, dtype=x.dtype, device="meta"))
+        check_like(_NAME, "weight", weight, x, shape=(hidden,))
     elif weight_grad is not None:
         raise argument_error(_NAME, "weight_grad", "be None where weight is None", "a tensor")
     scalars = (check_number(_NAME, "out_scale", out_scale), weight_grad is not None)
     inputs = (out_grad, x, weight, rstd, residual_out_grad)
-    _norm_backward.check(*inputs, None, weight_grad, None, *scalars)
-    x_grad = empty_matrix(num_tokens, hidden, x.dtype, x.device)
-    if weight is not None and weight_grad is None:
-        weight_grad = torch.empty_like(weight)
+    is_new = weight is not None and weight_grad is None
     if num_tokens == 0:
-        if weight_grad is not None and not scalars[1]:
-            weight_grad.zero_()
-        return x_grad, weight_grad
-    num_parts = min(num_tokens, _BLOCKS_PER_SM.get(x.dtype, 1) * config.num_sms_for(x.device))
-    workspace = empty_matrix(num_parts, hidden, torch.float32, x.device)
-    _norm_backward(*inputs, x_grad, weight_grad, workspace, *scalars)
-    return x_grad, weight_grad
+        _norm_backward.check(*inputs, None, weight_grad, None, *scalars)
+        return x.new_empty((0, hidden)), x.new_zeros(hidden) if is_new else weight_grad
+    num_steps = ceildiv(hidden, BACKWARD_SHARE[0] * BACKWARD_SHARE[1])
+    blocks_per_sm = _BLOCKS_PER_SM.get(x.dtype, (1, 1, 1))[min(num_steps, 3) - 1]
+    num_parts = min(num_tokens, blocks_per_sm * config.num_sms_for(x.device))
+    outputs = (_X_GRAD_OF[x.dtype], _WEIGHT_GRAD_OF[x.dtype] if is_new else weight_grad)
+    made = _norm_backward(*inputs, *outputs, (torch.float32, 0, num_parts, hidden), *scalars)
+    return made[0], made[1] if is_new else weight_grad
 
 
 def norm_backward_ref(

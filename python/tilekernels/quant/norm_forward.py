@@ -7,19 +7,23 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from .._outputs import empty_matrix, empty_sf
+from .._outputs import empty_matrix, empty_sf, requests_of, size_of, with_made
 from ..errors import argument_error, argument_type_error, check_int
 from ..layout import SfLayout, align, ceildiv
 from ..testing.cases import BenchCase
 from ._norm import FORWARD_SHARE, as_rows, check_like, check_rows, mean_of_rows
 from ._reference import QuantTensor, cast_ref
-from ._sf import SF_DTYPES, amax_clamps, sf_alignment
+from ._sf import SF_DTYPES, amax_clamps, asked_sf, sf_alignment
 from ._swiglu import check_number, refuse_fmt
 
 _NAME = "quant.norm_forward"
 _NAME_WITH_CAST = "quant.norm_forward_and_per_token_cast"
 
 _GROUP = 32
+
+# Outputs of a matrix as the extension is asked for them, by argument 0; those of a batch are made before its launches
+_LIKE_X_OF, _RSTD = requests_of(size_of(0, 0), size_of(0, 1)), (torch.float32, 0, size_of(0, 0))
+
 _MEGA_MOE_ROWS = 128  # that each block of mega_moe_sf is padded to
 _MEGA_MOE_CHANNELS = 128  # four groups: one word of mega_moe_sf
 
@@ -47,6 +51,14 @@ def norm_forward(
     if out is not None:
         check_like(_NAME, "out", out, x)
     residual_out = _check_residual_out(_NAME, x, residual, residual_out)
+    if x.dim() == 2:
+        outputs = (
+            _LIKE_X_OF[x.dtype] if out is None else out,
+            _asked_inputs(x, residual, residual_out),
+            _RSTD if with_rstd else None,
+        )
+        out, z, rstd = with_made(outputs, _norm_forward(x, weight, residual, *outputs, *scalars))
+        return out, rstd, x if residual is None else z
     for rows in as_rows((x, residual, out, residual_out)):
         _norm_forward.check(rows[0], weight, rows[1], rows[2], rows[3], None, *scalars)
     if out is None:
@@ -100,6 +112,17 @@ def norm_forward_and_per_token_cast(
     residual_out = _check_residual_out(_NAME_WITH_CAST, x, residual, residual_out)
     block_m = _check_mega_moe(x, layout, mega_moe_sf, mega_moe_block_m)
     scalars = (*eps_and_scale, amax_clamps["e4m3", False], layout.rounded, block_m)
+    if x.dim() == 2:
+        outputs = (
+            _LIKE_X_OF[torch.float8_e4m3fn] if data is None else data,
+            asked_sf(layout, _GROUP) if sf is None else sf,
+            _LIKE_X_OF[torch.bfloat16] if out_bf16 is None and with_out_bf16 else out_bf16,
+            _asked_inputs(x, residual, residual_out),
+            _RSTD if with_rstd else None,
+        )
+        made = _norm_forward_and_per_token_cast(x, weight, residual, *outputs, mega_moe_sf, *scalars)
+        data, sf, out_bf16, z, rstd = with_made(outputs, made)
+        return (data, sf), out_bf16, rstd, x if residual is None else z
     for rows in as_rows((x, residual, data, sf, out_bf16, residual_out)):
         _norm_forward_and_per_token_cast.check(
             rows[0], weight, rows[1], rows[2], rows[3], rows[4], rows[5], None, mega_moe_sf, *scalars
@@ -124,10 +147,10 @@ def norm_forward_ref(
     out_scale: float = 1.0,
     with_rstd: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """`norm_forward` in plain torch, its sum in the order of a block of 128 threads with sixteen channels each."""
+    """`norm_forward` in plain torch, its sum in the order of a block of 128 threads with 32 bytes of channels each."""
     z = x if residual is None else (x.float() + residual.float()).to(x.dtype)
     rows = z.reshape(-1, z.shape[-1]).float()
-    rstd = torch.rsqrt(mean_of_rows(rows * rows, FORWARD_SHARE) + eps)
+    rstd = torch.rsqrt(mean_of_rows(rows * rows, FORWARD_SHARE[x.dtype]) + eps)
     scaled = rows * rstd
     factor = out_scale if weight is None else weight.float() * out_scale
     out = (scaled * factor).to(x.dtype).view(z.shape)
@@ -200,7 +223,7 @@ def _check_inputs(
     if residual is not None:
         check_like(operator, "residual", residual, x)
     if weight is not None:
-        check_like(operator, "weight", weight, x[(0,) * (x.dim() - 1)] if x.numel() else x.new_empty(x.shape[-1]))
+        check_like(operator, "weight", weight, x, shape=x.shape[-1:])
     return check_number(operator, "eps", eps), check_number(operator, "out_scale", out_scale)
 
 
@@ -255,8 +278,7 @@ def _given_outputs(out: Any, x: torch.Tensor, layout: SfLayout) -> tuple[torch.T
         if layout.col_major:
             raise argument_error(name, "use_tma_aligned_col_major_sf", "be False where out_sf is given", True)
         columns = layout.columns(x.shape[-1] // _GROUP)
-        dtype = SF_DTYPES[layout.dtype]
-        check_like(name, "out_sf", sf, torch.empty((*x.shape[:-1], columns), dtype=dtype, device="meta"))
+        check_like(name, "out_sf", sf, x, SF_DTYPES[layout.dtype], (*x.shape[:-1], columns))
     return data, sf
 
 
@@ -265,6 +287,11 @@ def _empty_like(x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tens
     if x.dim() == 2:
         return empty_matrix(x.shape[0], x.shape[1], dtype or x.dtype, x.device)
     return torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
+
+
+def _asked_inputs(x: torch.Tensor, residual: torch.Tensor | None, residual_out: torch.Tensor | None) -> Any:
+    """What the sum of a matrix and its residual is written to, None without a residual."""
+    return _LIKE_X_OF[x.dtype] if residual is not None and residual_out is None else residual_out
 
 
 def _empty_inputs(x: torch.Tensor, residual: torch.Tensor | None, residual_out: torch.Tensor | None) -> torch.Tensor:

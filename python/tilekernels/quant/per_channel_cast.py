@@ -7,13 +7,17 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from .._outputs import empty_matrix
+from .._outputs import size_of
 from ..layout import PACKED_PER_WORD, ceildiv
 from ..testing.cases import BenchCase
 from . import _channels as channels
-from ._channels import CAST, FUSED
+from ._channels import CAST, FUSED, SAME_DATA
 from ._reference import QuantTensor, cast_ref
 from ._sf import amax_clamps
+
+_SF, _PACKED_SF = channels.asked_sf(), channels.asked_sf(block=PACKED_PER_WORD)
+# The same of rows that pos_to_token, argument 2, picks out
+_PICKED_DATA, _PICKED_SF = (torch.float8_e4m3fn, 0, size_of(2, 0), size_of(0, 1)), channels.asked_sf(argument=2)
 
 
 def per_channel_cast(
@@ -36,17 +40,10 @@ def per_channel_cast(
     """
     channels.check_options(CAST, fmt, num_per_tokens, round_sf)
     channels.check_packed(CAST, use_packed_ue8m0, round_sf)
-    data, x_sf, num_tokens, hidden, group = channels.input_of(CAST, x, num_per_channels)
-    scalars = (num_per_tokens, group, amax_clamps["e4m3", False], round_sf)
-    _per_channel_cast.check(data, x_sf, None, None, *scalars)
-    num_rows = ceildiv(num_tokens, num_per_tokens)
-    out = empty_matrix(num_tokens, hidden, torch.float8_e4m3fn, data.device)
-    if use_packed_ue8m0:
-        out_sf = empty_matrix(ceildiv(num_rows, PACKED_PER_WORD), hidden, torch.int32, data.device)
-    else:
-        out_sf = empty_matrix(num_rows, hidden, torch.float32, data.device)
-    _per_channel_cast(data, x_sf, out, out_sf, *scalars)
-    return out, out_sf
+    data, x_sf, group = channels.input_of(CAST, x, num_per_channels)
+    sf = (_PACKED_SF if use_packed_ue8m0 else _SF)[num_per_tokens]
+    clamp_min = amax_clamps["e4m3", False]
+    return _per_channel_cast(data, x_sf, SAME_DATA, sf, num_per_tokens, group, clamp_min, round_sf)
 
 
 def per_channel_cast_fused(
@@ -64,14 +61,12 @@ def per_channel_cast_fused(
     may be partial. Returns data (M, H) e4m3 and sf (ceil(M / num_per_tokens), H) fp32.
     """
     channels.check_options(FUSED, fmt, num_per_tokens, round_sf)
-    data, x_sf, num_tokens, hidden, group = channels.input_of(FUSED, x, num_per_channels)
-    scalars = (num_per_tokens, group, amax_clamps["e4m3", False], round_sf)
-    _per_channel_cast_fused.check(data, x_sf, pos_to_token, None, None, *scalars)
-    num_positions = num_tokens if pos_to_token is None else pos_to_token.shape[0]
-    out = empty_matrix(num_positions, hidden, torch.float8_e4m3fn, data.device)
-    out_sf = empty_matrix(ceildiv(num_positions, num_per_tokens), hidden, torch.float32, data.device)
-    _per_channel_cast_fused(data, x_sf, pos_to_token, out, out_sf, *scalars)
-    return out, out_sf
+    data, x_sf, group = channels.input_of(FUSED, x, num_per_channels)
+    asked = (SAME_DATA, _SF[num_per_tokens])
+    if pos_to_token is not None:
+        asked = (_PICKED_DATA, _PICKED_SF[num_per_tokens])
+    clamp_min = amax_clamps["e4m3", False]
+    return _per_channel_cast_fused(data, x_sf, pos_to_token, *asked, num_per_tokens, group, clamp_min, round_sf)
 
 
 def per_channel_cast_ref(

@@ -7,12 +7,14 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from .._outputs import empty_matrix
+from .._outputs import size_of
 from ..testing.cases import BenchCase
 from . import _channels as channels
 from ._channels import TRANSPOSE
 from ._reference import QuantTensor, cast_ref
 from ._sf import amax_clamps
+
+_DATA, _SF = (torch.float8_e4m3fn, 0, size_of(0, 1), size_of(0, 0)), channels.asked_sf()
 
 
 def per_channel_cast_and_transpose(
@@ -24,14 +26,10 @@ def per_channel_cast_and_transpose(
     or 128. round_sf: scales are powers of two. Returns data (H, T) e4m3 and sf (T / n, H) fp32. Inputs must be finite.
     """
     channels.check_options(TRANSPOSE, fmt, num_per_tokens, round_sf)
-    num_tokens, hidden = channels.sizes_of(TRANSPOSE, x, (torch.bfloat16,))
+    num_tokens, _ = channels.sizes_of(TRANSPOSE, x, (torch.bfloat16,))
     channels.check_tokens(TRANSPOSE, num_tokens)
-    scalars = (num_per_tokens, amax_clamps["e4m3", False], round_sf)
-    _per_channel_cast_and_transpose.check(x, None, None, *scalars)
-    out = empty_matrix(hidden, num_tokens, torch.float8_e4m3fn, x.device)
-    out_sf = empty_matrix(num_tokens // num_per_tokens, hidden, torch.float32, x.device)
-    _per_channel_cast_and_transpose(x, out, out_sf, *scalars)
-    return out, out_sf
+    clamp_min = amax_clamps["e4m3", False]
+    return _per_channel_cast_and_transpose(x, _DATA, _SF[num_per_tokens], num_per_tokens, clamp_min, round_sf)
 
 
 def per_channel_cast_and_transpose_ref(

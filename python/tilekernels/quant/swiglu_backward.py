@@ -9,13 +9,13 @@ import torch
 
 from .. import config
 from .._dispatch import kernel
-from .._outputs import empty_matrix, empty_sf
+from .._outputs import requests_of, size_of, with_made
 from ..errors import argument_error, argument_type_error
 from ..layout import SfLayout
 from ..moe._fma import fma
 from ..testing.cases import BenchCase
 from ._reference import QuantTensor, cast_ref
-from ._sf import SF_DTYPES, amax_clamps, sf_alignment
+from ._sf import amax_clamps, asked_sf
 from ._swiglu import (
     Routing,
     check_limit,
@@ -31,6 +31,11 @@ _NAME_WITH_CAST = "quant.swiglu_backward_and_per_token_cast"
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _GROUPS = (32, 128)
+
+# Outputs as the extension is asked for them, by argument 0, the rows of gates and values
+_WEIGHT_GRAD = (torch.float32, 0, size_of(0, 0))
+_X_GRAD_OF = requests_of(size_of(0, 0), size_of(0, 1))
+_ACT_OF = requests_of(size_of(0, 0), size_of(0, 1, 1, 2))
 
 
 def swiglu_backward_and_per_token_cast(
@@ -95,19 +100,15 @@ def cast_backward(
 
     weight_grad: what to write into, only for weights that a row has; made where it is None and there are weights.
     """
-    num_tokens, hidden = act_x_grad.shape
     inputs = (x, x_sf, act_x_grad, routing.psum, routing.pos_to_token_topk, routing.topk_weights)
     scalars = (*_scalars(routing, clamp_value), clamp_min, layout.rounded, num_per_channels)
-    _swiglu_backward_and_per_token_cast.check(*inputs, None, None, None, weight_grad, None, *scalars)
-    device = x.device
-    x_grad = empty_matrix(num_tokens, 2 * hidden, torch.bfloat16, device)
-    data = empty_matrix(num_tokens, 2 * hidden, torch.float8_e4m3fn, device)
-    columns = layout.columns(2 * hidden // num_per_channels)
-    sf = empty_sf(num_tokens, columns, SF_DTYPES[layout.dtype], sf_alignment(layout), device)
-    if routing.topk_weights is not None and weight_grad is None:
-        weight_grad = torch.empty_like(routing.topk_weights)
-    act_out = empty_matrix(num_tokens, hidden, torch.bfloat16, device) if do_recompute else None
-    _swiglu_backward_and_per_token_cast(*inputs, x_grad, data, sf, weight_grad, act_out, *scalars)
+    outputs = (
+        *(_X_GRAD_OF[torch.bfloat16], _X_GRAD_OF[torch.float8_e4m3fn], asked_sf(layout, num_per_channels)),
+        _WEIGHT_GRAD if routing.topk_weights is not None and weight_grad is None else weight_grad,
+        _ACT_OF[torch.bfloat16] if do_recompute else None,
+    )
+    made = _swiglu_backward_and_per_token_cast(*inputs, *outputs, *scalars)
+    x_grad, data, sf, weight_grad, act_out = with_made(outputs, made)
     return x_grad, (data, sf), weight_grad, act_out
 
 
@@ -138,7 +139,7 @@ def swiglu_backward(
     if fmt not in _DTYPES:
         raise refuse_fmt(_NAME, fmt, "'bf16' or 'fp32'")
     x, act_x_grad = _as_matrices(_NAME, x, act_x_grad, 64)
-    num_tokens, hidden = act_x_grad.shape
+    num_tokens = x.shape[0]
     if act_x_grad.dtype is not x.dtype:
         requirement = f"have the dtype {str(x.dtype).removeprefix('torch.')} of x"
         raise argument_error(_NAME, "act_x_grad", requirement, str(act_x_grad.dtype).removeprefix("torch."))
@@ -146,12 +147,10 @@ def swiglu_backward(
     routing = routing_by_segments(_NAME, num_tokens, psum_num_tokens_per_expert, topk_weights, routed_scaling_factor)
     inputs = (x, act_x_grad, routing.psum, routing.pos_to_token_topk, routing.topk_weights)
     scalars = _scalars(routing, clamp_value)
-    _swiglu_backward.check(*inputs, None, None, None, *scalars)
-    x_grad = empty_matrix(num_tokens, 2 * hidden, _DTYPES[fmt], x.device)
-    weight_grad = None if topk_weights is None else torch.empty_like(topk_weights)
-    act_out = empty_matrix(num_tokens, hidden, _DTYPES[fmt], x.device) if do_recompute else None
-    _swiglu_backward(*inputs, x_grad, weight_grad, act_out, *scalars)
-    return tuple(result for result in (x_grad, weight_grad, act_out) if result is not None)
+    weight_grad = None if topk_weights is None else _WEIGHT_GRAD
+    act_out = _ACT_OF[_DTYPES[fmt]] if do_recompute else None
+    made = _swiglu_backward(*inputs, _X_GRAD_OF[_DTYPES[fmt]], weight_grad, act_out, *scalars)
+    return made if isinstance(made, tuple) else (made,)
 
 
 def swiglu_backward_and_per_token_cast_ref(

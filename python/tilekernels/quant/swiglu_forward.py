@@ -8,12 +8,12 @@ import torch
 
 from .. import config
 from .._dispatch import kernel
-from .._outputs import empty_matrix, empty_sf
+from .._outputs import requests_of, size_of
 from ..errors import argument_error
 from ..layout import SfLayout, ceildiv
 from ..testing.cases import BenchCase
 from ._reference import QuantTensor, cast_ref
-from ._sf import SF_DTYPES, amax_clamps, sf_alignment
+from ._sf import amax_clamps, asked_sf
 from ._swiglu import (
     Routing,
     check_limit,
@@ -31,6 +31,8 @@ _NAME = "quant.swiglu_forward"
 _NAME_WITH_CAST = "quant.swiglu_forward_and_per_token_cast"
 
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+_OUT_OF = requests_of(size_of(0, 0), size_of(0, 1, 1, 2))
+_DATA = _OUT_OF[torch.float8_e4m3fn]
 _GROUPS = (32, 128)
 _NUM_COUNTS = 4
 
@@ -88,13 +90,8 @@ def cast_forward(
         num_per_channels,
         num_parts(num_tokens, hidden) if num_per_channels else 1,
     )
-    tensors = (x, *routing.tensors())
-    _swiglu_forward_and_per_token_cast.check(*tensors, None, None, clamped_count, *scalars)
-    data = empty_matrix(num_tokens, hidden, torch.float8_e4m3fn, x.device)
-    columns = layout.columns(hidden // num_per_channels if num_per_channels else 1)
-    sf = empty_sf(num_tokens, columns, SF_DTYPES[layout.dtype], sf_alignment(layout), x.device)
-    _swiglu_forward_and_per_token_cast(*tensors, data, sf, clamped_count, *scalars)
-    return data, sf
+    sf = asked_sf(layout, 2 * num_per_channels)
+    return _swiglu_forward_and_per_token_cast(x, *routing.tensors(), _DATA, sf, clamped_count, *scalars)
 
 
 def swiglu_forward(
@@ -124,10 +121,7 @@ def swiglu_forward(
     num_tokens, hidden = halves_of(_NAME, x, 64)
     routing = routing_by_segments(_NAME, num_tokens, psum_num_tokens_per_expert, topk_weights, routed_scaling_factor)
     scalars = (*_scalars(routing, clamp_value), num_parts(num_tokens, hidden))
-    _swiglu_forward.check(x, *routing.tensors(), None, clamped_count, *scalars)
-    out = empty_matrix(num_tokens, hidden, _DTYPES[fmt], x.device)
-    _swiglu_forward(x, *routing.tensors(), out, clamped_count, *scalars)
-    return out
+    return _swiglu_forward(x, *routing.tensors(), _OUT_OF[_DTYPES[fmt]], clamped_count, *scalars)
 
 
 def swiglu_forward_and_per_token_cast_ref(
@@ -260,6 +254,7 @@ def bench_cases() -> list[BenchCase]:
         cases.append(_case(21760, hidden, "bf16", "e4m3", 128, packed))
         cases.append(_case(21760, hidden, "bf16", "e4m3", 128, {**packed, "clamp_value": 0.5}))
         cases.append(_case(21760, hidden, "bf16", "e4m3", 128, {**packed, "clamp_value": 0.5}, is_counted=True))
+    cases += [_case(8192, hidden, "bf16", "e4m3", 128, packed) for hidden in (2048, 3584)]
     cases.append(_case(21760, 2048, "bf16", "e4m3", 32, {}, num_experts=32))
     cases.append(_case(21760, 2048, "fp32", "e4m3", 128, {}, num_experts=32))
     for kind, fmt in (("bf16", "bf16"), ("bf16", "fp32"), ("fp32", "bf16"), ("fp32", "fp32")):

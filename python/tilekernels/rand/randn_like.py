@@ -30,7 +30,8 @@ def randn_like(input: torch.Tensor) -> torch.Tensor:
     if not isinstance(input, torch.Tensor):
         raise argument_type_error(_NAME, "input", "be a tensor", type(input).__name__)
     check_dtype(_NAME, "input", input.dtype)
-    return fill_normal(torch.empty(input.shape, dtype=input.dtype, device=input.device))
+    out = _randn(_draw_state(input.device), (input.dtype, 0, input.numel()))
+    return out.view(input.shape)
 
 
 def randn_like_ref(input: torch.Tensor) -> torch.Tensor:

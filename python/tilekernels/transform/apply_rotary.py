@@ -46,9 +46,7 @@ def apply_rotary(
     if rank == 3:
         query = query.unsqueeze(0)
         key, positions = (x.unsqueeze(0) if isinstance(x, torch.Tensor) else x for x in (key, positions))
-    given = query, key, cos_sin_cache, positions, interleaved, conjugate, seqlen_offset
-    _apply_rotary.check(*given)
-    _apply_rotary(*given)
+    _apply_rotary(query, key, cos_sin_cache, positions, interleaved, conjugate, seqlen_offset)
 
 
 def apply_rotary_ref(

@@ -34,6 +34,7 @@ constexpr ParamDesc kParams[] = {
     {"out", true, true, false, false, false, kDtypes_out, 2, 2, ScalarType::none},
     {"out_sf", true, true, false, false, false, kDtypes_out_sf, 2, 2, ScalarType::none},
 };
+constexpr ScalarType kKinds[] = {ScalarType::none, ScalarType::none, ScalarType::none, ScalarType::float32, ScalarType::none, ScalarType::none};
 
 constexpr const char* kLabels_fmt[] = {"e4m3", "e2m1"};
 constexpr int64_t kValues_fmt[] = {static_cast<int64_t>(DType::float8_e4m3fn), static_cast<int64_t>(DType::int8)};
@@ -166,7 +167,8 @@ tk_status launch0(Frame& frame, Launcher& launcher) {
     bool argument8 = is_dtype(frame.tensors[Tensor::out_sf], DType::int32);
     int64_t argument9 = frame.symbols[Symbol::x_stride];
     void* arguments[] = {&argument0, &argument1, &argument2, &argument3, &argument4, &argument5, &argument6, &argument7, &argument8, &argument9};
-    TK_RETURN_IF_ERROR(launcher.launch(frame, 0, geometry, arguments));
+    static constexpr ArgumentDesc descs[] = {{Tensor::x, sizeof(void*)}, {Tensor::bias, sizeof(void*)}, {Tensor::out, sizeof(void*)}, {Tensor::out_sf, sizeof(void*)}, {-1, sizeof(float)}, {-1, sizeof(int32_t)}, {-1, sizeof(int32_t)}, {-1, sizeof(int32_t)}, {-1, sizeof(bool)}, {-1, sizeof(int64_t)}};
+    TK_RETURN_IF_ERROR(launcher.launch(frame, 0, geometry, arguments, descs, 10));
   }
   return TK_OK;
 }
@@ -185,7 +187,8 @@ tk_status launch1(Frame& frame, Launcher& launcher) {
     bool argument8 = is_dtype(frame.tensors[Tensor::out_sf], DType::int32);
     int64_t argument9 = frame.symbols[Symbol::x_stride];
     void* arguments[] = {&argument0, &argument1, &argument2, &argument3, &argument4, &argument5, &argument6, &argument7, &argument8, &argument9};
-    TK_RETURN_IF_ERROR(launcher.launch(frame, 0, geometry, arguments));
+    static constexpr ArgumentDesc descs[] = {{Tensor::x, sizeof(void*)}, {Tensor::bias, sizeof(void*)}, {Tensor::out, sizeof(void*)}, {Tensor::out_sf, sizeof(void*)}, {-1, sizeof(float)}, {-1, sizeof(int32_t)}, {-1, sizeof(int32_t)}, {-1, sizeof(int32_t)}, {-1, sizeof(bool)}, {-1, sizeof(int64_t)}};
+    TK_RETURN_IF_ERROR(launcher.launch(frame, 0, geometry, arguments, descs, 10));
   }
   return TK_OK;
 }
@@ -205,7 +208,8 @@ tk_status launch2(Frame& frame, Launcher& launcher) {
     bool argument9 = is_dtype(frame.tensors[Tensor::out_sf], DType::int32);
     int64_t argument10 = frame.symbols[Symbol::x_stride];
     void* arguments[] = {&argument0, &argument1, &argument2, &argument3, &argument4, &argument5, &argument6, &argument7, &argument8, &argument9, &argument10};
-    TK_RETURN_IF_ERROR(launcher.launch(frame, 0, geometry, arguments));
+    static constexpr ArgumentDesc descs[] = {{Tensor::x, sizeof(void*)}, {Tensor::bias, sizeof(void*)}, {Tensor::row_map, sizeof(void*)}, {Tensor::out, sizeof(void*)}, {Tensor::out_sf, sizeof(void*)}, {-1, sizeof(float)}, {-1, sizeof(int32_t)}, {-1, sizeof(int32_t)}, {-1, sizeof(int32_t)}, {-1, sizeof(bool)}, {-1, sizeof(int64_t)}};
+    TK_RETURN_IF_ERROR(launcher.launch(frame, 0, geometry, arguments, descs, 11));
   }
   return TK_OK;
 }
@@ -261,6 +265,7 @@ constexpr KeyDesc kKeys[] = {
 extern const KernelDesc k_demo_cast;
 const KernelDesc k_demo_cast = {
     "demo.cast",
+    kKinds, 3,
     kParams, 6, 5,
     kAxes, 4,
     nullptr, 0,
@@ -274,9 +279,9 @@ const KernelDesc k_demo_cast = {
 tk_status tk_demo_cast(const tk_demo_cast_args* given, tk_stream stream) {
   tk_demo_cast_args copy;
   const tk_demo_cast_args* args = tk::read_args(given, &copy);
-  if (args == nullptr) return tk::fail_args(tk::k_demo_cast);
+  if (args == nullptr) return tk::fail_args(tk::k_demo_cast, given != nullptr ? &given->size : nullptr, sizeof(copy));
   const tk_tensor* const tensors[] = {args->x, args->bias, args->row_map, args->out, args->out_sf};
   const tk_scalar scalars[] = {{.f32 = args->clamp_min}};
-  const int32_t axes[] = {static_cast<int32_t>(args->num_per_channels), static_cast<int32_t>(args->rounding), static_cast<int32_t>(args->transposed)};
+  const int32_t axes[] = {tk::read_axis(args->num_per_channels), tk::read_axis(args->rounding), tk::read_axis(args->transposed)};
   return tk::call(tk::k_demo_cast, tensors, scalars, axes, stream);
 }

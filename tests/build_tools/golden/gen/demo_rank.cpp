@@ -30,6 +30,7 @@ constexpr ParamDesc kParams[] = {
     {"workspace", true, true, false, false, false, kDtypes_workspace, 1, 2, ScalarType::none},
     {"out", true, true, false, false, false, kDtypes_out, 1, 1, ScalarType::none},
 };
+constexpr ScalarType kKinds[] = {ScalarType::none, ScalarType::int32, ScalarType::none, ScalarType::none};
 
 // ---- What a call must satisfy
 
@@ -74,7 +75,8 @@ tk_status launch0(Frame& frame, Launcher& launcher) {
     int32_t argument3 = frame.scalars[Scalar::num_sms].i32;
     int32_t argument4 = static_cast<int32_t>(frame.symbols[Symbol::num_tokens]);
     void* arguments[] = {&argument0, &argument1, &argument2, &argument3, &argument4};
-    TK_RETURN_IF_ERROR(launcher.launch(frame, 0, geometry, arguments));
+    static constexpr ArgumentDesc descs[] = {{Tensor::scores, sizeof(void*)}, {Tensor::workspace, sizeof(void*)}, {-1, sizeof(int32_t)}, {-1, sizeof(int32_t)}, {-1, sizeof(int32_t)}};
+    TK_RETURN_IF_ERROR(launcher.launch(frame, 0, geometry, arguments, descs, 5));
   }
   {
     const Geometry geometry{{tk::floordiv((frame.symbols[Symbol::num_tokens] + int64_t{frame.scalars[Scalar::num_sms].i32}) - 1, int64_t{frame.scalars[Scalar::num_sms].i32}), 1, 1}, {128, 1, 1}, 0};
@@ -83,7 +85,8 @@ tk_status launch0(Frame& frame, Launcher& launcher) {
     int32_t argument2 = static_cast<int32_t>(frame.symbols[Symbol::num_experts]);
     int32_t argument3 = static_cast<int32_t>(frame.symbols[Symbol::num_tokens]);
     void* arguments[] = {&argument0, &argument1, &argument2, &argument3};
-    TK_RETURN_IF_ERROR(launcher.launch(frame, 1, geometry, arguments));
+    static constexpr ArgumentDesc descs[] = {{Tensor::out, sizeof(void*)}, {Tensor::workspace, sizeof(void*)}, {-1, sizeof(int32_t)}, {-1, sizeof(int32_t)}};
+    TK_RETURN_IF_ERROR(launcher.launch(frame, 1, geometry, arguments, descs, 4));
   }
   return TK_OK;
 }
@@ -116,6 +119,7 @@ constexpr KeyDesc kKeys[] = {
 extern const KernelDesc k_demo_rank;
 const KernelDesc k_demo_rank = {
     "demo.rank",
+    kKinds, 0,
     kParams, 4, 3,
     nullptr, 0,
     nullptr, 0,
@@ -129,7 +133,7 @@ const KernelDesc k_demo_rank = {
 tk_status tk_demo_rank(const tk_demo_rank_args* given, tk_stream stream) {
   tk_demo_rank_args copy;
   const tk_demo_rank_args* args = tk::read_args(given, &copy);
-  if (args == nullptr) return tk::fail_args(tk::k_demo_rank);
+  if (args == nullptr) return tk::fail_args(tk::k_demo_rank, given != nullptr ? &given->size : nullptr, sizeof(copy));
   const tk_tensor* const tensors[] = {args->scores, args->workspace, args->out};
   const tk_scalar scalars[] = {{.i32 = args->num_sms}};
   return tk::call(tk::k_demo_rank, tensors, scalars, nullptr, stream);
@@ -138,7 +142,7 @@ tk_status tk_demo_rank(const tk_demo_rank_args* given, tk_stream stream) {
 tk_status tk_demo_rank_workspace_size(const tk_demo_rank_args* given, int32_t num_sms, tk_workspace_info* info) {
   tk_demo_rank_args copy;
   const tk_demo_rank_args* args = tk::read_args(given, &copy);
-  if (args == nullptr) return tk::fail_args(tk::k_demo_rank);
+  if (args == nullptr) return tk::fail_args(tk::k_demo_rank, given != nullptr ? &given->size : nullptr, sizeof(copy));
   const tk_tensor* const tensors[] = {args->scores, args->workspace, args->out};
   const tk_scalar scalars[] = {{.i32 = args->num_sms}};
   return tk::workspace_size(tk::k_demo_rank, tk::Tensor::workspace, tensors, scalars, nullptr, num_sms, info);

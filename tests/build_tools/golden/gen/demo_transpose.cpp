@@ -24,6 +24,7 @@ constexpr ParamDesc kParams[] = {
     {"x", true, false, false, false, true, kDtypes_x, 2, 2, ScalarType::none},
     {"out", true, true, false, false, true, kDtypes_out, 2, 2, ScalarType::none},
 };
+constexpr ScalarType kKinds[] = {ScalarType::none, ScalarType::none};
 
 constexpr const char* kLabels_itemsize[] = {"1", "2"};
 constexpr int64_t kValues_itemsize[] = {1, 2};
@@ -76,7 +77,8 @@ tk_status launch0(Frame& frame, Launcher& launcher) {
     int32_t argument3 = static_cast<int32_t>(frame.symbols[Symbol::num_rows]);
     int32_t argument4 = static_cast<int32_t>(frame.symbols[Symbol::x_stride]);
     void* arguments[] = {&argument0, &argument1, &argument2, &argument3, &argument4};
-    TK_RETURN_IF_ERROR(launcher.launch(frame, 0, geometry, arguments));
+    static constexpr ArgumentDesc descs[] = {{Tensor::out, sizeof(void*)}, {Tensor::x, sizeof(void*)}, {-1, sizeof(int32_t)}, {-1, sizeof(int32_t)}, {-1, sizeof(int32_t)}};
+    TK_RETURN_IF_ERROR(launcher.launch(frame, 0, geometry, arguments, descs, 5));
   }
   return TK_OK;
 }
@@ -146,6 +148,7 @@ constexpr KeyDesc kKeys[] = {
 extern const KernelDesc k_demo_transpose;
 const KernelDesc k_demo_transpose = {
     "demo.transpose",
+    kKinds, 0,
     kParams, 2, 2,
     kAxes, 1,
     kForms, 2,
@@ -159,7 +162,7 @@ const KernelDesc k_demo_transpose = {
 tk_status tk_demo_transpose(const tk_demo_transpose_args* given, tk_stream stream) {
   tk_demo_transpose_args copy;
   const tk_demo_transpose_args* args = tk::read_args(given, &copy);
-  if (args == nullptr) return tk::fail_args(tk::k_demo_transpose);
+  if (args == nullptr) return tk::fail_args(tk::k_demo_transpose, given != nullptr ? &given->size : nullptr, sizeof(copy));
   const tk_tensor* const tensors[] = {args->x, args->out};
   return tk::call(tk::k_demo_transpose, tensors, nullptr, nullptr, stream);
 }

@@ -24,6 +24,8 @@ def mhc_post(
     fp32. Returns a tensor like residual, `out` if it is given. Backward leaves the gradient of residual for
     `mhc_pre_apply_mix` and `mhc_pre_norm_fn` of the same residual to add to.
     """
+    if not torch.is_grad_enabled():
+        return mhc_post_fwd(x, residual, post_layer_mix, comb_res_mix, out)
     result: torch.Tensor = MHCPost.apply(x, residual, post_layer_mix, comb_res_mix, out)
     return result
 
