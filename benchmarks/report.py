@@ -69,11 +69,21 @@ def read_results(folder: Path) -> Results:
     rows = [with_limit(row) for row in newest_rows(lines) if "us" in row]
     extra = {name: folder / f"{name}.jsonl" for name in ("peers", "host_calls", "counters")}
     found = {name: read_lines(file) if file.is_file() else [] for name, file in extra.items()}
-    peers = [row for row in newest_rows(found["peers"]) if row.get("peers")]
+    peers = join_peers(found["peers"])
     # Of a call of several kernels the longest counts
     longest = sorted((line for line in found["counters"] if "us" in line), key=lambda line: line["us"])
     counters = {row_key(line): line for line in longest}
     return Results(machine, rows, peers, found["host_calls"], counters)
+
+
+def join_peers(lines: Iterable[Row]) -> list[Row]:
+    """One row a call, with the peers of all its rows: some take so long that they are timed by themselves."""
+    joined: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in lines:
+        if row.get("stage") == "kernels" and row.get("peers"):
+            others = joined.get(row_key(row), {}).get("peers", {})
+            joined[row_key(row)] = {**row, "peers": {**others, **row["peers"]}}
+    return list(joined.values())
 
 
 def with_limit(row: Row) -> Row:

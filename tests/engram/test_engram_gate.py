@@ -23,6 +23,7 @@ OUTPUT_DIFF, SAVED_DIFF = 2e-10, 1e-11
 ROUNDING = 3e-6
 # Of the gradients from the same saved numbers: the published bound; grad_w is not rounded and much nearer
 GRADIENT_DIFF, GRAD_W_DIFF = 1e-8, 1e-12
+FLIPS_DIFF = 1e-7  # bf16 numbers whose last bit fp32 decides otherwise: up to 2e-8 measured; rounding them all is 3e-6
 # The slope of a gate is as 1 / sqrt(|p|), and fp32 sums leave p wrong by up to 1e-6 whatever makes them: half of
 # 1e-6 / |p| of the slope. The few rows nearest to zero decide how far all gradients of a large batch are from exact
 # ones (calc_diff of plain torch in fp32: 1e-12 to 1e-5 for one seed or another), below this |p| almost alone.
@@ -229,7 +230,7 @@ def check_against_saved(gate: Gate, call: dict[str, Any]) -> None:
         assert found.dtype == torch.bfloat16
         assert found.shape == wanted.shape
         # A number that flips shows in a small sample
-        assert calc_diff(found, wanted.bfloat16()) < (GRADIENT_DIFF if gate.num_tokens > 1000 else 3e-7)
+        assert calc_diff(found, wanted.bfloat16()) < (FLIPS_DIFF if gate.num_tokens > 1000 else 3e-7)
     assert grad_w.dtype == torch.float32
     assert calc_diff(grad_w.sum(0), wanted_grads[3].sum(0)) < GRAD_W_DIFF
 

@@ -73,7 +73,7 @@ def test_the_paper_holds_rows_reasons_counters_and_peers(report: ModuleType, tmp
 
     jit = {"baseline_us": 45.0, "of_baseline": 0.9, "behind": True}
     write("kernels.jsonl", MACHINE, {**ROWS[0], "again_us": 50.5, **jit}, *ROWS[1:])
-    write("peers.jsonl", {**ROWS[3], "peers": {"triton": 60.0, "compile": "RuntimeError: no"}})
+    write("peers.jsonl", {**ROWS[3], "peers": {"triton": 60.0}}, {**ROWS[3], "peers": {"compile": "RuntimeError: no"}})
     write("counters.jsonl", {**ROWS[0], "stage": "counters", "dram_pct": 51.0, "registers": 96.0})
     host = {"stage": "host_calls", "operator": "a.fast", "call_us": 7.0, "cold_us": 300.0}
     write("host_calls.jsonl", {"stage": "import", "ms": 28.0}, host)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
+from .._outputs import size_of
 from ..errors import shape_of
 from ..testing.cases import BenchCase
 from ._checks import mixes_of
@@ -30,6 +31,19 @@ def mhc_pre_norm_fn_partials(
     `mhc_pre_big_fuse_fwd` take what is written.
     """
     _mhc_pre_norm_fn_partials(residual, fn, out_mul_splitted, sqrsum_splitted, mixes_of(_NAME, "fn", fn))
+
+
+def make_partials(residual: torch.Tensor, fn: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `mhc_pre_norm_fn_partials` writes, in as many parts as are fast."""
+    num_mixes, num_splits = mixes_of(_NAME, "fn", fn), choose_num_splits(residual.shape[0], fn.shape[1])
+    out_mul, sqrsum = _mhc_pre_norm_fn_partials(
+        residual,
+        fn,
+        (torch.float32, 0, num_splits, size_of(0, 0), num_mixes),
+        (torch.float32, 0, num_splits, size_of(0, 0)),
+        num_mixes,
+    )
+    return out_mul, sqrsum
 
 
 def mhc_pre_norm_fn_partials_bwd(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
+from .._outputs import size_of
 from ..errors import check_int
 from ..testing.cases import BenchCase
 from ._checks import mult_of
@@ -64,6 +65,29 @@ def mhc_pre_big_fuse_fwd(
         sinkhorn_repeat,
         mult,
     )
+
+
+def make_mixes_and_input(
+    gemm_out_mul: torch.Tensor,
+    gemm_out_sqrsum: torch.Tensor,
+    mhc_scale: torch.Tensor,
+    mhc_base: torch.Tensor,
+    residual: torch.Tensor,
+    *scalars: float,
+    sinkhorn_repeat: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What `mhc_pre_big_fuse_fwd` writes: (post_mix, comb_mix, layer_input). scalars: its four of type float."""
+    check_int(_NAME, "sinkhorn_repeat", sinkhorn_repeat, 1)
+    mult = mult_of(_NAME, "residual", residual, torch.bfloat16, 3, 1)
+    inputs = gemm_out_mul, gemm_out_sqrsum, mhc_scale, mhc_base, residual
+    num_tokens, hidden = size_of(4, 0), size_of(4, 2)
+    outputs = (
+        (torch.float32, 0, num_tokens, mult),
+        (torch.float32, 0, num_tokens, mult * mult),
+        (torch.bfloat16, 0, num_tokens, hidden),
+    )
+    post_mix, comb_mix, layer_input = _mhc_pre_big_fuse_fwd(*inputs, *outputs, *scalars, sinkhorn_repeat, mult)
+    return post_mix, comb_mix, layer_input
 
 
 def mhc_pre_big_fuse_fwd_ref(

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from ....errors import argument_error
-from ....mhc._splits import choose_num_splits
 from ....mhc.fn_normw_merge import mhc_fn_normw_merge_bwd, mhc_fn_normw_merge_fwd
-from ....mhc.norm_fn import mhc_pre_norm_fn_partials, mhc_pre_norm_fn_partials_bwd
+from ....mhc.norm_fn import make_partials, mhc_pre_norm_fn_partials_bwd
 from ....mhc.reduce_partials_and_rmsnorm import (
     mhc_reduce_partials_and_rmsnorm_bwd,
     mhc_reduce_partials_and_rmsnorm_fwd,
@@ -49,15 +48,6 @@ def merge_norm_weight(mhc_fn: torch.Tensor, mhc_norm_weight: torch.Tensor) -> to
     return merged
 
 
-def product_in_parts(residual: torch.Tensor, fn: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Parts of residual x fn^T and of the sums of squares: (parts, tokens, mixes) and (parts, tokens) fp32."""
-    num_tokens, num_splits = residual.shape[0], choose_num_splits(residual.shape[0], fn.shape[1])
-    out_mul = fn.new_empty((num_splits, num_tokens, fn.shape[0]))
-    sqrsum = fn.new_empty((num_splits, num_tokens))
-    mhc_pre_norm_fn_partials(residual, fn, out_mul, sqrsum)
-    return out_mul, sqrsum
-
-
 class MHCPreNormFn(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -67,7 +57,7 @@ class MHCPreNormFn(torch.autograd.Function):
         num_mixes, num_channels = mhc_fn.shape
         streams = merge_leading(residual, 2)
         num_tokens = streams.shape[0]
-        out_mul_parts, sqrsum_parts = product_in_parts(streams, mhc_fn)
+        out_mul_parts, sqrsum_parts = make_partials(streams, mhc_fn)
         out_mul, sqrsum = mhc_fn.new_empty((num_tokens, 1, num_mixes)), mhc_fn.new_empty((num_tokens, 1))
         out = mhc_fn.new_empty((num_tokens, num_mixes))
         num_splits = out_mul_parts.shape[0]

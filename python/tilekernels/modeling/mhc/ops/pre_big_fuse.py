@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ....mhc.pre_big_fuse import mhc_pre_big_fuse_fwd
+from ....mhc.norm_fn import make_partials
+from ....mhc.pre_big_fuse import make_mixes_and_input
 from ._tokens import check_num_dims, merge_leading
-from .norm_fn import product_in_parts
 
 
 def mhc_pre_big_fuse(
@@ -30,24 +30,19 @@ def mhc_pre_big_fuse(
     """
     check_num_dims("modeling.mhc.mhc_pre_big_fuse", "residual", residual, 3)
     streams = merge_leading(residual, 2)
-    num_tokens, mult, hidden = streams.shape
     with torch.no_grad():
-        parts = product_in_parts(streams, fn)
-        post_mix, comb_mix = (fn.new_empty((num_tokens, size)) for size in (mult, mult * mult))
-        layer_input = residual.new_empty((num_tokens, hidden))
-        epsilons = rms_eps, mhc_pre_eps, mhc_sinkhorn_eps
-        outputs = post_mix, comb_mix, layer_input
-        mhc_pre_big_fuse_fwd(
-            *parts,
+        post_mix, comb_mix, layer_input = make_mixes_and_input(
+            *make_partials(streams, fn),
             mhc_scale,
             mhc_base,
             streams,
-            *outputs,
-            *epsilons,
+            rms_eps,
+            mhc_pre_eps,
+            mhc_sinkhorn_eps,
             mhc_post_mult_value,
-            sinkhorn_repeat,
-            len(parts[0]),
+            sinkhorn_repeat=sinkhorn_repeat,
         )
+    mult, hidden = streams.shape[1:]
     leading = residual.shape[:-2]
     return (
         post_mix.view(*leading, mult, 1),
