@@ -9,7 +9,7 @@ VENV      := .venv
 RUN       := $(VENV)/bin/python
 MAKE_ENV  := $(PYTHON) -m build_tools.environment $(VENV)
 BUILD_REQ := requirements-torch.txt build_tools/requirements.txt requirements-wheel.txt
-TEST_REQ  := $(BUILD_REQ) requirements-test.txt requirements-lint.txt
+TEST_REQ  := $(BUILD_REQ) requirements-release.txt requirements-test.txt requirements-lint.txt
 
 # -n 2: tests are many short ones; more workers than cores only cost memory (each imports torch).
 PYTEST_ARGS ?= -n 2

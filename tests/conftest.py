@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from tests.benchmarking import (
     skip_benchmarks,
 )
 from tests.recording import add_record_option, record_outcomes
+from tests.wheels import make_zig_wheel
 
 __all__ = ["benchmark_record", "benchmark_timer"]  # fixtures
 
@@ -79,6 +81,12 @@ def needs_extension() -> None:
     """Skips the test in a source tree, where the compiled extension was never built."""
     if importlib.util.find_spec("tilekernels._C") is None:
         pytest.skip("tilekernels._C is not built here")
+
+
+@pytest.fixture(scope="session")
+def zig_wheel() -> Path:
+    """The store of the wheel under test packed as released wheels are, by zig; skips where the tools are missing."""
+    return make_zig_wheel()
 
 
 def _why_no_gpu() -> str:
