@@ -57,9 +57,7 @@ __device__ __forceinline__ void store_channels(void* target, int64_t channel, co
 
 template <int kBytes, bool kIsAligned>
 __device__ __forceinline__ void store_bytes(uint8_t* target, const uint32_t* words) {
-  if constexpr (kIsAligned && kBytes == 8) {
-    *reinterpret_cast<uint2*>(target) = make_uint2(words[0], words[1]);
-  } else if constexpr (kIsAligned) {
+  if constexpr (kIsAligned) {
 #pragma unroll
     for (int i = 0; i < kBytes / 16; ++i) {
       reinterpret_cast<uint4*>(target)[i] =
@@ -71,16 +69,14 @@ __device__ __forceinline__ void store_bytes(uint8_t* target, const uint32_t* wor
   }
 }
 
-template <int N>
 __device__ __forceinline__ void round_to_bf16(Bf16, const uint32_t* words, uint32_t* halves) {
 #pragma unroll
-  for (int i = 0; i < N / 2; ++i) halves[i] = words[i];
+  for (int i = 0; i < 8; ++i) halves[i] = words[i];
 }
 
-template <int N>
 __device__ __forceinline__ void round_to_bf16(Fp32, const uint32_t* words, uint32_t* halves) {
 #pragma unroll
-  for (int i = 0; i < N / 2; ++i) {
+  for (int i = 0; i < 8; ++i) {
     const __nv_bfloat162 pair = __floats2bfloat162_rn(float_of(words[2 * i]), float_of(words[2 * i + 1]));
     halves[i] = *reinterpret_cast<const uint32_t*>(&pair);
   }
@@ -95,12 +91,9 @@ __device__ __forceinline__ int64_t place_of_token(int token, int block_m) {
 
 // ---- forward --------------------------------------------------------------------------------------------------------
 
-// How a block of norm_forward shares a row: steps of 128 threads with 32 bytes of neighbouring channels each; with more
-// the accesses of a warp lie too far apart. With more threads each step has its own: for few tokens.
-template <typename Kind>
-constexpr int kChannels = 8;
-template <>
-constexpr int kChannels<Bf16> = 16;
+// How a block of norm_forward shares a row: steps of 128 threads with sixteen neighbouring channels each. With four
+// times the threads each step has its own: for few tokens.
+constexpr int kChannels = 16;
 constexpr int kStepThreads = 128;
 
 struct NormArguments {
@@ -114,7 +107,7 @@ struct NormArguments {
   void* residual_out;
   int64_t residual_out_stride;
   float* rstd;
-  int row, next_row, hidden;  // next_row: whose turn comes when this one is done, or -1
+  int row, hidden;
   float eps, out_scale;
 };
 
@@ -131,21 +124,10 @@ struct CastArguments {
   bool round_sf, is_packed;
 };
 
-// Ask L2 for this thread's channels of a row, which another block reads later.
-template <typename Kind, int kThreads, int kSteps>
-__device__ __forceinline__ void prefetch_channels(const void* source, int64_t stride, int row, int hidden) {
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int channel = (step * kThreads + static_cast<int>(threadIdx.x)) * kChannels<Kind>;
-    const uint8_t* place = static_cast<const uint8_t*>(source) + (row * stride + channel) * (kWords<Kind> / 2);
-    if (channel < hidden) asm volatile("prefetch.global.L2 [%0];" ::"l"(place));
-  }
-}
-
 // x = x + residual, rounded to their dtype.
 __device__ __forceinline__ void add_residual(Bf16, uint32_t* x, const uint32_t* residual) {
 #pragma unroll
-  for (int i = 0; i < kChannels<Bf16> / 2; ++i) {
+  for (int i = 0; i < kChannels / 2; ++i) {
     __nv_bfloat162& pair = reinterpret_cast<__nv_bfloat162*>(x)[i];
     pair = __hadd2_rn(pair, reinterpret_cast<const __nv_bfloat162*>(residual)[i]);
   }
@@ -153,7 +135,7 @@ __device__ __forceinline__ void add_residual(Bf16, uint32_t* x, const uint32_t* 
 
 __device__ __forceinline__ void add_residual(Fp32, uint32_t* x, const uint32_t* residual) {
 #pragma unroll
-  for (int i = 0; i < kChannels<Fp32>; ++i) x[i] = bits_of(__fadd_rn(float_of(x[i]), float_of(residual[i])));
+  for (int i = 0; i < kChannels; ++i) x[i] = bits_of(__fadd_rn(float_of(x[i]), float_of(residual[i])));
 }
 
 // The sum of a thread's squares, one after the other. Squares of bf16 numbers are exact, so that fused or not the sums
@@ -162,7 +144,7 @@ template <typename Kind>
 __device__ __forceinline__ float sum_squares(const uint32_t* words) {
   float sum = 0.0f;
 #pragma unroll
-  for (int block = 0; block < kChannels<Kind> / 8; ++block) {
+  for (int block = 0; block < kChannels / 8; ++block) {
     float values[8];
     load_x8(Kind{}, words, block, 1.0f, values);
 #pragma unroll
@@ -187,7 +169,7 @@ template <typename Kind>
 __device__ __forceinline__ void normalise(uint32_t* words, const uint32_t* weight, bool has_weight, float rstd,
                                           float out_scale) {
 #pragma unroll
-  for (int block = 0; block < kChannels<Kind> / 8; ++block) {
+  for (int block = 0; block < kChannels / 8; ++block) {
     float values[8], factors[8];
     load_x8(Kind{}, words, block, rstd, values);
     if (has_weight) {
@@ -206,24 +188,21 @@ __device__ __forceinline__ void normalise(uint32_t* words, const uint32_t* weigh
 template <typename Kind, bool kIsAligned>
 __device__ __forceinline__ void cast_step(const NormArguments& norm, const CastArguments& cast, const uint32_t* y,
                                           int channel, int64_t mega_moe_row) {
-  float most = largest<kChannels<Kind>>(Kind{}, y);
-#pragma unroll
-  for (int lanes = 1; lanes < 32 / kChannels<Kind>; lanes *= 2) {
-    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, lanes));
-  }
+  float most = largest<kChannels>(Kind{}, y);
+  most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));  // two threads share a scale
   float scale, factor;
   make_scales<1>(&most, cast.clamp_min, 448.0f, cast.round_sf, kScaleFp32, &scale, &factor);
   const bool is_inside = channel < norm.hidden;
   if (is_inside) {
-    uint32_t words[kChannels<Kind> / 4];
-    scale_to_e4m3<Kind, kChannels<Kind>>(y, factor, words);
+    uint32_t words[kChannels / 4];
+    scale_to_e4m3<Kind, kChannels>(y, factor, words);
     uint8_t* target = static_cast<uint8_t*>(norm.out) + norm.row * norm.out_stride + channel;
-    store_bytes<kChannels<Kind>, kIsAligned>(target, words);
+    store_bytes<kChannels, kIsAligned>(target, words);
     if (cast.out_bf16 != nullptr) {
-      uint32_t halves[kChannels<Kind> / 2];
-      round_to_bf16<kChannels<Kind>>(Kind{}, y, halves);
+      uint32_t halves[kChannels / 2];
+      round_to_bf16(Kind{}, y, halves);
       uint8_t* other = static_cast<uint8_t*>(cast.out_bf16) + 2 * (norm.row * cast.out_bf16_stride + channel);
-      store_bytes<2 * kChannels<Kind>, kIsAligned>(other, halves);
+      store_bytes<2 * kChannels, kIsAligned>(other, halves);
     }
   }
   if (channel % 32 != 0) return;
@@ -240,30 +219,24 @@ __device__ __forceinline__ void cast_step(const NormArguments& norm, const CastA
 // One row by a block of kThreads, in kSteps steps. `cast` is null for the plain norm. shared: 516 floats.
 template <typename Kind, int kThreads, int kSteps, bool kIsAligned>
 __device__ __forceinline__ void norm_row(const NormArguments& norm, const CastArguments* cast, float* shared) {
-  constexpr int kCount = kChannels<Kind> / 8 * kWords<Kind>;
+  constexpr int kCount = kChannels / 8 * kWords<Kind>;
   // Weights are on their way before the sum is known, where registers allow it
   constexpr bool kIsEarly = kSteps == 1;
   const int thread = static_cast<int>(threadIdx.x), hidden = norm.hidden;
   uint32_t words[kSteps][kCount] = {}, weight[kCount] = {};
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int channel = (step * kThreads + thread) * kChannels<Kind>;
+    const int channel = (step * kThreads + thread) * kChannels;
     if (channel < hidden)
       load_channels<Kind, kCount, kIsAligned>(norm.x, norm.row * norm.x_stride + channel, words[step]);
   }
-  if (norm.next_row >= 0) {
-    prefetch_channels<Kind, kThreads, kSteps>(norm.x, norm.x_stride, norm.next_row, hidden);
-    if (norm.residual != nullptr) {
-      prefetch_channels<Kind, kThreads, kSteps>(norm.residual, norm.residual_stride, norm.next_row, hidden);
-    }
-  }
-  if (kIsEarly && norm.weight != nullptr && thread * kChannels<Kind> < hidden) {
-    load_channels<Kind, kCount, kIsAligned>(norm.weight, thread * kChannels<Kind>, weight);
+  if (kIsEarly && norm.weight != nullptr && thread * kChannels < hidden) {
+    load_channels<Kind, kCount, kIsAligned>(norm.weight, thread * kChannels, weight);
   }
   if (norm.residual != nullptr) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int channel = (step * kThreads + thread) * kChannels<Kind>;
+      const int channel = (step * kThreads + thread) * kChannels;
       if (channel < hidden) {
         uint32_t residual[kCount];
         load_channels<Kind, kCount, kIsAligned>(norm.residual, norm.row * norm.residual_stride + channel, residual);
@@ -279,7 +252,7 @@ __device__ __forceinline__ void norm_row(const NormArguments& norm, const CastAr
   float sum = sum_squares<Kind>(words[0]);
 #pragma unroll
   for (int step = 1; step < kSteps; ++step) {
-    if (step * kThreads * kChannels<Kind> < hidden) sum = __fadd_rn(sum, sum_squares<Kind>(words[step]));
+    if (step * kThreads * kChannels < hidden) sum = __fadd_rn(sum, sum_squares<Kind>(words[step]));
   }
   if constexpr (kThreads == kStepThreads) {
     sum_of_step_threads(sum, thread, shared);
@@ -290,7 +263,7 @@ __device__ __forceinline__ void norm_row(const NormArguments& norm, const CastAr
     if (thread < kStepThreads) {
 #pragma unroll
       for (int step = 1; step < kThreads / kStepThreads; ++step) {
-        if (step * kStepThreads * kChannels<Kind> < hidden) sum = __fadd_rn(sum, shared[step * kStepThreads + thread]);
+        if (step * kStepThreads * kChannels < hidden) sum = __fadd_rn(sum, shared[step * kStepThreads + thread]);
       }
       sum_of_step_threads(sum, thread, shared + kThreads);
     }
@@ -308,8 +281,8 @@ __device__ __forceinline__ void norm_row(const NormArguments& norm, const CastAr
   }
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
-    const int channel = (step * kThreads + thread) * kChannels<Kind>;
-    if (step * kThreads * kChannels<Kind> < hidden) {
+    const int channel = (step * kThreads + thread) * kChannels;
+    if (step * kThreads * kChannels < hidden) {
       if (!kIsEarly && has_weight && channel < hidden) {
         load_channels<Kind, kCount, kIsAligned>(norm.weight, channel, weight);
       }
@@ -327,8 +300,8 @@ __device__ __forceinline__ void norm_row(const NormArguments& norm, const CastAr
 template <typename Kind, int kThreads, int kSteps, bool kIsAligned>
 __device__ __forceinline__ void norm_forward(const void* x, int64_t x_stride, const void* weight, const void* residual,
                                              int64_t residual_stride, void* out, int64_t out_stride, void* residual_out,
-                                             int64_t residual_out_stride, void* rstd, int row, int next_row, int hidden,
-                                             float eps, float out_scale, float* shared) {
+                                             int64_t residual_out_stride, void* rstd, int row, int hidden, float eps,
+                                             float out_scale, float* shared) {
   const NormArguments norm = {x,
                               x_stride,
                               weight,
@@ -340,7 +313,6 @@ __device__ __forceinline__ void norm_forward(const void* x, int64_t x_stride, co
                               residual_out_stride,
                               static_cast<float*>(rstd),
                               row,
-                              next_row,
                               hidden,
                               eps,
                               out_scale};
@@ -350,10 +322,10 @@ __device__ __forceinline__ void norm_forward(const void* x, int64_t x_stride, co
 template <typename Kind, int kThreads, int kSteps, bool kIsAligned>
 __device__ __forceinline__ void norm_forward_and_cast(
     const void* x, int64_t x_stride, const void* weight, const void* residual, int64_t residual_stride, void* out,
-    int64_t out_stride, void* residual_out, int64_t residual_out_stride, void* rstd, int row, int next_row, int hidden,
-    float eps, float out_scale, float* shared, void* out_sf, int64_t sf_row_stride, int64_t sf_column_stride,
-    int num_sf_columns, void* out_bf16, int64_t out_bf16_stride, void* mega_moe_sf, int64_t mega_moe_stride,
-    int mega_moe_block_m, float clamp_min, bool round_sf, bool is_packed) {
+    int64_t out_stride, void* residual_out, int64_t residual_out_stride, void* rstd, int row, int hidden, float eps,
+    float out_scale, float* shared, void* out_sf, int64_t sf_row_stride, int64_t sf_column_stride, int num_sf_columns,
+    void* out_bf16, int64_t out_bf16_stride, void* mega_moe_sf, int64_t mega_moe_stride, int mega_moe_block_m,
+    float clamp_min, bool round_sf, bool is_packed) {
   const NormArguments norm = {x,
                               x_stride,
                               weight,
@@ -365,7 +337,6 @@ __device__ __forceinline__ void norm_forward_and_cast(
                               residual_out_stride,
                               static_cast<float*>(rstd),
                               row,
-                              next_row,
                               hidden,
                               eps,
                               out_scale};

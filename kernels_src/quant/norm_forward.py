@@ -1,8 +1,8 @@
 """RMSNorm of rows, of the sum with a residual where there is one; also cast to FP8 with a scale for 32 channels.
 
 A block takes a row and keeps it in registers between the sum of squares and the rest; norm.cuh has all of it. The sum
-has a set order, the same in every form, which the reference takes too. wide: few tokens, a thread for every 32 bytes of
-a row. small: rows of one step, whose weights are read with them. large: all others. general: any stride and address.
+has a set order, the same in every form, which the reference takes too. wide: few tokens, a thread for every sixteen
+channels. small: rows of one step, whose weights are read with them. large: all others. general: any stride and address.
 """
 
 import tilelang.language as T
@@ -20,14 +20,15 @@ _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 _TAGS = {"bf16": "tk::Bf16", "fp32": "tk::Fp32"}
 _FORMS = forms("wide", "small", "large", "general")
 
-_STEP = {"bf16": 2048, "fp32": 1024}  # channels of 128 threads
+_STEP = 2048  # channels of 128 threads
 _MOST = 8192
 _WIDE_TOKENS = 256  # up to which more threads a row pay
-_NUM_SMS = 132  # of an H200: how far ahead rows are asked for, nothing else
-# Threads, steps, and blocks on an SM that registers are limited for
+# Form -> threads, steps, and blocks on an SM that registers are limited for, by kind
 _PLAN = {
-    "bf16": {"wide": (512, 1, 1), "small": (128, 1, 10), "large": (128, 4, 7), "general": (128, 4, 4)},
-    "fp32": {"wide": (1024, 1, 1), "small": (128, 1, 8), "large": (128, 8, 4), "general": (128, 8, 4)},
+    "wide": (512, 1, {"bf16": 1, "fp32": 1}),
+    "small": (128, 1, {"bf16": 10, "fp32": 8}),
+    "large": (128, 4, {"bf16": 7, "fp32": 4}),
+    "general": (128, 4, {"bf16": 4, "fp32": 4}),
 }
 
 
@@ -39,7 +40,7 @@ def _are_aligned(*tensors: str) -> str:
 
 
 def _helper(name: str, kind: str, form: str) -> str:
-    threads, steps, _ = _PLAN[kind][form]
+    threads, steps, _ = _PLAN[form]
     return f"tk::{name}<{_TAGS[kind]}, {threads}, {steps}, {str(form != 'general').lower()}>"
 
 
@@ -52,12 +53,10 @@ def _touch(tensor, first, access):
 
 @T.macro
 def _forward(name, form, kind, x, weight, residual, out, residual_out, rstd, row, sizes, strides, scalars, cast):
-    """One row. sizes: (num_tokens, hidden); strides of x, residual, out and residual_out; scalars: (eps, out_scale)."""
+    """One row. sizes: (hidden,); strides of x, residual, out and residual_out; scalars: (eps, out_scale)."""
     include("norm.cuh")
-    blocks_per_sm = _PLAN[kind][form][2]
-    ahead = _NUM_SMS * blocks_per_sm
-    T.annotate_min_blocks_per_sm(blocks_per_sm)
-    shared = T.alloc_shared((_PLAN[kind][form][0] + 4,), "float32")
+    T.annotate_min_blocks_per_sm(_PLAN[form][2][kind])
+    shared = T.alloc_shared((_PLAN[form][0] + 4,), "float32")
     _touch(weight, 0, "r")
     _touch(residual, (0, 0), "r")
     _touch(residual_out, (0, 0), "w")
@@ -76,8 +75,7 @@ def _forward(name, form, kind, x, weight, residual, out, residual_out, rstd, row
         strides[3],
         rstd.data,
         row,
-        T.if_then_else(row + ahead < sizes[0], row + ahead, -1),
-        sizes[1],
+        sizes[0],
         *scalars,
         T.address_of(shared[0]),
         *cast,
@@ -120,13 +118,13 @@ def norm_forward(kind, form):
             T.assume(is_aligned)
         if form == "wide":
             T.assume(num_tokens <= _WIDE_TOKENS)
-            T.assume(hidden > _STEP[kind])
+            T.assume(hidden > _STEP)
         if form == "small":
-            T.assume(hidden <= _STEP[kind])
-        with T.Kernel(num_tokens, threads=_PLAN[kind][form][0]) as row:
+            T.assume(hidden <= _STEP)
+        with T.Kernel(num_tokens, threads=_PLAN[form][0]) as row:
             _forward(
                 _helper("norm_forward", kind, form), form, kind, x, weight, residual, out, residual_out, rstd, row,
-                (num_tokens, hidden), strides, (eps, out_scale), (),
+                (hidden,), strides, (eps, out_scale), (),
             )  # fmt: skip
 
     return main
@@ -186,15 +184,15 @@ def norm_forward_and_per_token_cast(kind, form):
             T.assume(is_aligned)
         if form == "wide":
             T.assume(num_tokens <= _WIDE_TOKENS)
-            T.assume(hidden > _STEP[kind])
+            T.assume(hidden > _STEP)
         if form == "small":
-            T.assume(hidden <= _STEP[kind])
-        with T.Kernel(num_tokens, threads=_PLAN[kind][form][0]) as row:
+            T.assume(hidden <= _STEP)
+        with T.Kernel(num_tokens, threads=_PLAN[form][0]) as row:
             _touch(out_bf16, (0, 0), "w")
             _touch(mega_moe_sf, (0, 0), "w")
             _forward(
                 _helper("norm_forward_and_cast", kind, form), form, kind, x, weight, residual, out, residual_out, rstd,
-                row, (num_tokens, hidden), strides, (eps, out_scale),
+                row, (hidden,), strides, (eps, out_scale),
                 (
                     T.access_ptr(out_sf[0, 0], "w"), sf_strides[0], sf_strides[1], num_sf_columns,
                     out_bf16.data, other_strides[0], mega_moe_sf.data, other_strides[1], mega_moe_block_m,

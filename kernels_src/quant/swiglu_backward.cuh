@@ -37,20 +37,6 @@ __device__ __forceinline__ Fp8Tiles<8, kIsAligned> cast_of_half(const SwigluCast
   return tiles;
 }
 
-// For few tokens: what a thread reads first of a row comes to L2 while it is found out whether the row is padding.
-template <typename Source, typename Grad>
-__device__ __forceinline__ void prefetch_row(const void* x, const void* grad, const void* weights, int num_weights,
-                                             int row, int hidden) {
-  const int channel = static_cast<int>(threadIdx.x) * 8;
-  if (channel >= hidden) return;
-  const int64_t element = static_cast<int64_t>(row) * hidden + channel;
-  const uint8_t* source = static_cast<const uint8_t*>(x) + (2 * element - channel) * kItemsize<Source>;
-  prefetch(source);
-  prefetch(source + hidden * kItemsize<Source>);
-  prefetch(static_cast<const uint8_t*>(grad) + element * kItemsize<Grad>);
-  if (weights != nullptr && row < num_weights) prefetch(static_cast<const float*>(weights) + row);
-}
-
 // Returns this thread's share of the sum of grad * silu(gate) * up. x_sf, act_out and `cast` may be null; rows of
 // padding are not read and get zeros.
 template <typename Source, typename Grad, typename Out, int kThreads, bool kIsAligned>

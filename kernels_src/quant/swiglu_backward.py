@@ -16,7 +16,7 @@ _PASS_CONFIGS = {
 }
 
 _PLAIN = {"bf16": "bfloat16", "fp32": "float32"}
-_TAGS = {"bf16": "tk::Bf16", "fp32": "tk::Fp32", "e4m3": "tk::E4m3"}
+_TAGS = {"bf16": "tk::Bf16", "fp32": "tk::Fp32"}
 _FORMS = forms("wide", "aligned", "general")
 
 _WARP = 32
@@ -30,10 +30,6 @@ _ALIGNED = "and_(aligned(x, 16), and_(aligned(act_x_grad, 16), and_(aligned(x_gr
 
 def _helper(name: str, tags: tuple[str, ...], form: str) -> str:
     return f"tk::{name}<{', '.join(tags)}, {_THREADS[form]}, {str(form != 'general').lower()}>"
-
-
-def _prefetch(kind: str, grad: str) -> str:
-    return f"tk::prefetch_row<{_TAGS[kind]}, {_TAGS[grad]}>"
 
 
 @T.macro
@@ -52,11 +48,10 @@ def _sum_of_block(partial, shared, num_warps):
 
 @T.macro
 def _backward(
-    names, form, tensors, outputs, psum, pos_to_token_topk, topk_weights, weight_grad, act_out, row, sizes, limits,
+    name, form, tensors, outputs, psum, pos_to_token_topk, topk_weights, weight_grad, act_out, row, sizes, limits,
     routed_scaling_factor,
 ):  # fmt: skip
-    """One row. names: of the helpers that prefetch it and take it; tensors and outputs: the latter's first arguments,
-    up to act_out.
+    """One row. name: of the helper; tensors and outputs: its first arguments, up to act_out.
 
     sizes: (hidden, num_experts, alignment, num_weights); limits: (has_clamp, clamp_value).
     """
@@ -68,8 +63,6 @@ def _backward(
     padding = T.alloc_var("int32")
     shared = T.alloc_shared((_THREADS[form] // _WARP,), "float32")
     thread = T.get_thread_binding()
-    if form == "wide":
-        T.call_extern("handle", names[0], tensors[0], tensors[-1], topk_weights.data, sizes[3], row, sizes[0])
     padding = 0
     if not T.isnullptr(psum.data):
         padding = T.call_extern("int32", "tk::is_padding", T.access_ptr(psum[0], "r"), sizes[1], sizes[2], row)
@@ -84,7 +77,7 @@ def _backward(
     if not T.isnullptr(act_out.data):
         T.call_extern("handle", "tk::touch", T.access_ptr(act_out[0, 0], "w"))
     dot[0] = T.call_extern(
-        "float32", names[1], *tensors, *outputs, act_out.data, row, sizes[0], padding != 0, *limits, weight
+        "float32", name, *tensors, *outputs, act_out.data, row, sizes[0], padding != 0, *limits, weight
     )
     if not T.isnullptr(weight_grad.data):
         _sum_of_block(dot, shared, _THREADS[form] // _WARP)
@@ -149,7 +142,7 @@ def swiglu_backward_and_per_token_cast(grad, form):
             T.assume(hidden > _WIDE_HIDDEN)
         with T.Kernel(num_tokens, threads=_THREADS[form]) as row:
             _backward(
-                (_prefetch("e4m3", grad), _helper("swiglu_backward_and_cast", (_TAGS[grad],), form)), form,
+                _helper("swiglu_backward_and_cast", (_TAGS[grad],), form), form,
                 (T.access_ptr(x[0, 0], "r"), T.access_ptr(x_sf[0, 0], "r"), T.access_ptr(act_x_grad[0, 0], "r")),
                 (
                     T.access_ptr(x_grad[0, 0], "w"), T.access_ptr(x_grad_fp8[0, 0], "w"),
@@ -197,7 +190,7 @@ def swiglu_backward(kind, fmt, form):
             T.assume(hidden > _WIDE_HIDDEN)
         with T.Kernel(num_tokens, threads=_THREADS[form]) as row:
             _backward(
-                (_prefetch(kind, kind), _helper("swiglu_backward", (_TAGS[kind], _TAGS[fmt]), form)), form,
+                _helper("swiglu_backward", (_TAGS[kind], _TAGS[fmt]), form), form,
                 (T.access_ptr(x[0, 0], "r"), T.access_ptr(act_x_grad[0, 0], "r")), (T.access_ptr(x_grad[0, 0], "w"),),
                 psum_num_tokens_per_expert, pos_to_token_topk, topk_weights, weight_grad, act_out, row,
                 (hidden, num_experts, alignment, num_weights), (has_clamp, clamp_value), routed_scaling_factor,

@@ -88,11 +88,10 @@ def _add_counts(clamped_count, counts, num_counts):
 
 @T.macro
 def _forward(
-    x, psum, pos_to_expert, pos_to_token_topk, topk_weights, clamped_count, block, names, outputs, sizes, limits,
+    x, psum, pos_to_expert, pos_to_token_topk, topk_weights, clamped_count, block, name, outputs, sizes, limits,
     routed_scaling_factor,
 ):  # fmt: skip
-    """One block. names: of the helpers that prefetch a row and take it; outputs: the latter's arguments between those
-    on x and on the row.
+    """One block. name: of the helper that takes a row; outputs: its arguments between those on x and on the row.
 
     sizes: (num_tokens, hidden, stride of x, num_experts, alignment, num_weights, num_counts, num_parts); limits:
     (has_clamp, clamp_value).
@@ -113,24 +112,12 @@ def _forward(
     if item < sizes[0] * sizes[7]:
         row = T.truncdiv(item, sizes[7])
         part = T.truncmod(item, sizes[7])
-        if sizes[7] > 1:
-            T.call_extern(
-                "handle",
-                names[0],
-                T.access_ptr(x[0, 0], "r"),
-                sizes[2],
-                topk_weights.data,
-                sizes[5],
-                row,
-                sizes[1],
-                part,
-            )
         _find_row(psum, pos_to_expert, row, sizes[3], sizes[4], is_valid)
         if is_valid[0] != 0:
             _load_weight(topk_weights, pos_to_token_topk, row, sizes[5], routed_scaling_factor, has_weight, weight)
             T.call_extern(
                 "handle",
-                names[1],
+                name,
                 T.access_ptr(x[0, 0], "r"),
                 sizes[2],
                 *outputs,
@@ -165,8 +152,7 @@ def swiglu_forward_and_per_token_cast(kind, form):
     is_aligned_form, has_groups = form.endswith("aligned"), not form.startswith("rows")
     vector = {"bf16": 8, "fp32": 4}[kind] if is_aligned_form else 1
     helper = "swiglu_row_to_e4m3" if has_groups else "swiglu_row_to_e4m3_with_one_scale"
-    tags = f"{_TAGS[kind]}, {_channels(kind, 'e4m3')}"
-    names = f"tk::prefetch_share<{tags}>", f"tk::{helper}<{tags}, {str(is_aligned_form).lower()}>"
+    name = f"tk::{helper}<{_TAGS[kind]}, {_channels(kind, 'e4m3')}, {str(is_aligned_form).lower()}>"
     num_tokens, hidden, num_sf_columns = T.dynamic("num_tokens"), T.dynamic("hidden"), T.dynamic("num_sf_columns")
     num_experts, num_weights, num_counts = T.dynamic("num_experts"), T.dynamic("num_weights"), T.dynamic("num_counts")
     x_stride = T.dynamic("x_stride", "int64")
@@ -210,7 +196,7 @@ def swiglu_forward_and_per_token_cast(kind, form):
         with T.Kernel(_num_blocks(num_tokens, num_parts), threads=_THREADS) as block:
             _forward(
                 x, psum_num_tokens_per_expert, pos_to_expert, pos_to_token_topk, topk_weights, clamped_count, block,
-                names,
+                name,
                 (
                     T.access_ptr(out[0, 0], "w"), T.access_ptr(out_sf[0, 0], "w"), *out_sf_strides, num_sf_columns,
                     is_packed, num_per_channels, clamp_min, round_sf,
@@ -231,11 +217,7 @@ def swiglu_forward(kind, fmt, form):
     """Write SwiGLU of x to out. Arguments are those of swiglu_forward_and_per_token_cast."""
     is_aligned_form = form == "aligned"
     vector = {"bf16": 8, "fp32": 4}[kind] if is_aligned_form else 1
-    channels = _channels(kind, fmt)
-    names = (
-        f"tk::prefetch_share<{_TAGS[kind]}, {channels}>",
-        f"tk::swiglu_row<{_TAGS[kind]}, {_TAGS[fmt]}, {channels}, {str(is_aligned_form).lower()}>",
-    )
+    name = f"tk::swiglu_row<{_TAGS[kind]}, {_TAGS[fmt]}, {_channels(kind, fmt)}, {str(is_aligned_form).lower()}>"
     num_tokens, hidden = T.dynamic("num_tokens"), T.dynamic("hidden")
     num_experts, num_weights, num_counts = T.dynamic("num_experts"), T.dynamic("num_weights"), T.dynamic("num_counts")
     x_stride = T.dynamic("x_stride", "int64")
@@ -265,7 +247,7 @@ def swiglu_forward(kind, fmt, form):
         with T.Kernel(_num_blocks(num_tokens, num_parts), threads=_THREADS) as block:
             _forward(
                 x, psum_num_tokens_per_expert, pos_to_expert, pos_to_token_topk, topk_weights, clamped_count, block,
-                names, (T.access_ptr(out[0, 0], "w"),),
+                name, (T.access_ptr(out[0, 0], "w"),),
                 (num_tokens, hidden, x_stride, num_experts, alignment, num_weights, num_counts, num_parts),
                 (has_clamp, clamp_value), routed_scaling_factor,
             )  # fmt: skip

@@ -24,7 +24,6 @@ from ..common.device import include
 from ..declare import forms, grid, kernel
 
 _PLAN = (4, 64, 4)  # channels of a thread and of a tile, blocks of a multiprocessor
-_AHEAD = 528  # tiles between one and that whose turn comes when it is done: as many as run at a time on an H200
 
 
 @T.macro
@@ -99,15 +98,6 @@ def swiglu_forward_and_per_channel_cast_and_transpose(without_transpose, form):
             tile_row = T.alloc_var("int32")
             tile_col = T.alloc_var("int32")
             thread = T.get_thread_binding()
-            T.call_extern(
-                "handle",
-                f"tk::prefetch_tile<{shape.width}>",
-                T.access_ptr(x[0, 0], "r"),
-                x_stride,
-                num_tokens,
-                hidden,
-                block + _AHEAD,
-            )
             tile_row = T.truncdiv(block, T.ceildiv(hidden, shape.width))
             tile_col = T.truncmod(block, T.ceildiv(hidden, shape.width))
             first_row = tile_row * TILE + thread // shape.across * ROWS

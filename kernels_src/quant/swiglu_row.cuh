@@ -57,8 +57,6 @@ __device__ __forceinline__ void store_words(uint8_t* target, const uint32_t* wor
   }
 }
 
-__device__ __forceinline__ void prefetch(const void* source) { asm volatile("prefetch.global.L2 [%0];" ::"l"(source)); }
-
 template <int N>
 __device__ __forceinline__ void round_to(Bf16, const float* values, uint32_t* words) {
 #pragma unroll
@@ -198,6 +196,7 @@ __device__ __forceinline__ void count_clamped(Fp32, const uint32_t* gates, const
 // A store as bf16 or fp32.
 template <typename Target, int N, bool kIsAligned>
 struct ValueTiles {
+  static constexpr bool kIsAhead = false;
   uint8_t* target;
   int step;  // channels from one tile of the warp to the next
 
@@ -212,6 +211,7 @@ struct ValueTiles {
 // A cast to e4m3 with a scale for each group of 32 or 128 channels.
 template <int N, bool kIsAligned>
 struct Fp8Tiles {
+  static constexpr bool kIsAhead = true;
   uint8_t* target;
   int step;
   uint8_t* scales;      // of the first channel of this thread
@@ -256,6 +256,7 @@ struct Fp8Tiles {
 // The largest magnitude alone.
 template <int N>
 struct LargestTiles {
+  static constexpr bool kIsAhead = false;
   float most;
 
   __device__ __forceinline__ void take(const float* values, int, bool is_inside) {
@@ -266,6 +267,7 @@ struct LargestTiles {
 // A cast to e4m3 with a factor that is known.
 template <int N, bool kIsAligned>
 struct ScaledTiles {
+  static constexpr bool kIsAhead = false;
   uint8_t* target;
   float factor;
 
@@ -301,12 +303,11 @@ __device__ __forceinline__ void walk_row(const uint8_t* row, int hidden, int par
         load_words<kBytes, kIsAligned>(row, gates);
         load_words<kBytes, kIsAligned>(row + half, ups);
       }
-      // What is next comes from memory while this is computed
-      const int next_column = column + num_parts * kTileChannels;
-      if (next_column < hidden) {
+      // What is next comes from memory while this is computed: pays where results are narrow, costs where they are not
+      if (Tiles::kIsAhead && std::is_same_v<Source, Bf16> && column + num_parts * kTileChannels < hidden) {
         const uint8_t* next = row + num_parts * kTileChannels * kItemsize<Source>;
-        prefetch(next);
-        prefetch(next + half);
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(next));
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(next + half));
       }
       if (is_counted) {
         if (is_inside) {
@@ -325,22 +326,6 @@ __device__ __forceinline__ void walk_row(const uint8_t* row, int hidden, int par
   }
 #pragma unroll
   for (int i = 0; i < 3; ++i) counts[i] = static_cast<int>((clamped[i] & 0xffffu) + (clamped[i] >> 16));
-}
-
-// For few tokens: what a warp reads of its row comes to L2 while it is found out whether the row belongs to an expert.
-template <typename Source, int N>
-__device__ __forceinline__ void prefetch_share(const void* x, int64_t x_stride, const void* weights, int num_weights,
-                                               int row, int hidden, int part) {
-  const int column = part * kTileChannels + static_cast<int>(threadIdx.x % 32) * N;
-  const uint8_t* source = static_cast<const uint8_t*>(x) + (row * x_stride + column) * kItemsize<Source>;
-#pragma unroll
-  for (int tile = 0; tile < kTileChannels / (32 * N); ++tile) {
-    if (column + tile * 32 * N < hidden) {
-      prefetch(source + tile * 32 * N * kItemsize<Source>);
-      prefetch(source + (tile * 32 * N + hidden) * kItemsize<Source>);
-    }
-  }
-  if (weights != nullptr && row < num_weights) prefetch(static_cast<const float*>(weights) + row);
 }
 
 // SwiGLU of a row as bf16 or fp32.

@@ -12,22 +12,6 @@ __device__ __forceinline__ float swiglu_exact(float gate, float value) {
   return __fmul_rn(__fdiv_rn(gate, __fadd_rn(1.0f, expf(-gate))), value);
 }
 
-// Ask L2 for a tile of 128 tokens and kWidth channels of gates and values, which a block of 256 threads takes later: it
-// then waits for L2 alone, and memory works while other blocks compute and write.
-template <int kWidth>
-__device__ __forceinline__ void prefetch_tile(const void* x, int64_t x_stride, int num_tokens, int hidden, int tile) {
-  constexpr int kSector = 16;  // channels
-  const int across = (hidden + kWidth - 1) / kWidth;
-  const int row = tile / across * 128 + static_cast<int>(threadIdx.x) / 2, column = tile % across * kWidth;
-  if (row >= num_tokens) return;
-  const int start = (threadIdx.x % 2 == 0 ? 0 : hidden) + column;
-  const __nv_bfloat16* source = static_cast<const __nv_bfloat16*>(x) + (row * x_stride + start);
-#pragma unroll
-  for (int i = 0; i < kWidth; i += kSector) {
-    if (column + i < hidden) asm volatile("prefetch.global.L2 [%0];" ::"l"(source + i));
-  }
-}
-
 // The smaller one; NaN stays.
 __device__ __forceinline__ float clamp_above(float value, float limit) {
   float result;

@@ -12,8 +12,7 @@ from ..layout import ceildiv
 MOST_CHANNELS = 8192  # that a block keeps in registers
 
 # How a block shares a row: steps of so many threads with so many neighbouring channels each
-FORWARD_SHARE = {torch.bfloat16: (128, 16), torch.float32: (128, 8)}
-BACKWARD_SHARE = (256, 8)
+FORWARD_SHARE, BACKWARD_SHARE = (128, 16), (256, 8)
 _WARP = 32
 
 

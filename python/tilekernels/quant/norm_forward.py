@@ -147,10 +147,10 @@ def norm_forward_ref(
     out_scale: float = 1.0,
     with_rstd: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """`norm_forward` in plain torch, its sum in the order of a block of 128 threads with 32 bytes of channels each."""
+    """`norm_forward` in plain torch, its sum in the order of a block of 128 threads with sixteen channels each."""
     z = x if residual is None else (x.float() + residual.float()).to(x.dtype)
     rows = z.reshape(-1, z.shape[-1]).float()
-    rstd = torch.rsqrt(mean_of_rows(rows * rows, FORWARD_SHARE[x.dtype]) + eps)
+    rstd = torch.rsqrt(mean_of_rows(rows * rows, FORWARD_SHARE) + eps)
     scaled = rows * rstd
     factor = out_scale if weight is None else weight.float() * out_scale
     out = (scaled * factor).to(x.dtype).view(z.shape)
