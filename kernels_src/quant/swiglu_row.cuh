@@ -196,7 +196,6 @@ __device__ __forceinline__ void count_clamped(Fp32, const uint32_t* gates, const
 // A store as bf16 or fp32.
 template <typename Target, int N, bool kIsAligned>
 struct ValueTiles {
-  static constexpr bool kIsAhead = false;
   uint8_t* target;
   int step;  // channels from one tile of the warp to the next
 
@@ -211,7 +210,6 @@ struct ValueTiles {
 // A cast to e4m3 with a scale for each group of 32 or 128 channels.
 template <int N, bool kIsAligned>
 struct Fp8Tiles {
-  static constexpr bool kIsAhead = true;
   uint8_t* target;
   int step;
   uint8_t* scales;      // of the first channel of this thread
@@ -256,7 +254,6 @@ struct Fp8Tiles {
 // The largest magnitude alone.
 template <int N>
 struct LargestTiles {
-  static constexpr bool kIsAhead = false;
   float most;
 
   __device__ __forceinline__ void take(const float* values, int, bool is_inside) {
@@ -267,7 +264,6 @@ struct LargestTiles {
 // A cast to e4m3 with a factor that is known.
 template <int N, bool kIsAligned>
 struct ScaledTiles {
-  static constexpr bool kIsAhead = false;
   uint8_t* target;
   float factor;
 
@@ -302,12 +298,6 @@ __device__ __forceinline__ void walk_row(const uint8_t* row, int hidden, int par
       if (is_inside) {
         load_words<kBytes, kIsAligned>(row, gates);
         load_words<kBytes, kIsAligned>(row + half, ups);
-      }
-      // What is next comes from memory while this is computed: pays where results are narrow, costs where they are not
-      if (Tiles::kIsAhead && std::is_same_v<Source, Bf16> && column + num_parts * kTileChannels < hidden) {
-        const uint8_t* next = row + num_parts * kTileChannels * kItemsize<Source>;
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(next));
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(next + half));
       }
       if (is_counted) {
         if (is_inside) {
