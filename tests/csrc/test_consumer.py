@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from tests.csrc.conftest import BUILD, ROOT, locked, run, write_store
-from tests.wheels import make_zig_wheel
 
 TOOLS = ("g++", "gcc", "c++", "cc", "as", "ld", "ar", "ranlib", "make", "cmake", "pkg-config", "sh", "uname", "unzip")
 FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin")
@@ -258,11 +257,6 @@ int main() try {
   std::printf("%s: %s\\n", tk_status_name(error.status()), error.what());
 }
 """
-
-
-@pytest.fixture(scope="module")
-def zig_wheel() -> Path:
-    return make_zig_wheel()
 
 
 @pytest.fixture(scope="module")
