@@ -74,8 +74,8 @@ def test_pre_norm_fn(num_tokens: int, hidden: int, has_weight: bool) -> None:
     storage.grad_from_mhc_post = left
     out, expected = ops.mhc_pre_norm_fn(residual, fn, weight, EPS), ref.mhc_pre_norm_fn_ref(*exact, EPS)  # type: ignore[arg-type]
     torch.testing.assert_close(out, expected, rtol=1e-3, atol=1e-3)
-    # An eighth: nothing is rounded to tf32 in the reference. That costs each product up to 2^-11 of it, and the sum over
-    # 8192 tokens 0.034 at a quarter: errors grow with the gradients that come in, the tolerance is one number.
+    # An eighth: nothing is rounded to tf32 in the reference. That costs each product up to 2^-11 of it, and the sum
+    # over 8192 tokens 0.034 at a quarter: errors grow with the gradients that come in, the tolerance is one number.
     grad = torch.randn_like(out) / 8
     out.backward(grad)
     expected.backward(grad)
