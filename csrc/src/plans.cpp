@@ -29,8 +29,11 @@ static_assert(static_cast<int>(ScalarType::float32) == 1 && static_cast<int>(Sca
               static_cast<int>(ScalarType::int32) == 3 && static_cast<int>(ScalarType::int64) == 4 &&
               static_cast<int>(ScalarType::bool_) == 5);
 
-// A tensor without memory is left to the checks: whether it may be depends on its sizes.
-bool is_plain(const tk_tensor& tensor) { return tensor.ndim >= 0 && tensor.ndim <= kMaxRank && tensor.data != nullptr; }
+// A tensor without memory is left to the checks, whether it may be depends on its sizes; and so is one without sizes.
+bool is_plain(const tk_tensor& tensor) {
+  return tensor.ndim >= 0 && tensor.ndim <= kMaxRank && tensor.data != nullptr &&
+         (tensor.shape != nullptr || tensor.ndim == 0);
+}
 
 // Appends words and adds them up on the way.
 struct Writer {

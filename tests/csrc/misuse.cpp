@@ -111,6 +111,7 @@ void hand_over_shapes() {
   Topk topk;
   topk.scores.shape = nullptr;
   topk.show_check("no shape");
+  topk.show_call("no shape, launched");
   topk = Topk();
   for (const int32_t ndim : {-1, 9, 1000000}) {
     Topk other;

@@ -43,6 +43,7 @@ REFUSED = {
         f"{_STRUCT} 80: a field is set that this library does not know, it is older than the header"
     ),
     "no shape": "demo.topk: scores must have a shape of 2 dimensions, got a null pointer",
+    "no shape, launched": "demo.topk: scores must have a shape of 2 dimensions, got a null pointer",
     "dimensions -1": "demo.topk: scores must have 2 dimensions, got -1",
     "dimensions 9": "demo.topk: scores must have 2 dimensions, got 9",
     "dimensions 1000000": "demo.topk: scores must have 2 dimensions, got 1000000",
