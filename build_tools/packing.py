@@ -166,8 +166,11 @@ def _write_toolchain(target: Target) -> Path:
     lines = []
     if target.is_cross:
         lines += ["set(CMAKE_SYSTEM_NAME Linux)", f"set(CMAKE_SYSTEM_PROCESSOR {target.machine})"]
+    # The pyconfig.h of Debian's Python names the real one by its folder in /usr/include. All else is found before that.
+    late = "" if target.is_cross else ";-idirafter;/usr/include"
     for language, command in PARTS:
-        lines.append(f'set(CMAKE_{language}_COMPILER "{zig};{command};-target;{target.machine}-linux-gnu.{GLIBC}")')
+        target_name = f"{target.machine}-linux-gnu.{GLIBC}"
+        lines.append(f'set(CMAKE_{language}_COMPILER "{zig};{command};-target;{target_name}{late}")')
     # pybind11 tries link-time optimisation, which nothing here uses and for which zig would compile its library again
     lines += [f'set({name} OFF CACHE INTERNAL "")' for name in ("HAS_FLTO_THIN", "HAS_FLTO_AUTO", "HAS_FLTO")]
     file = ROOT / "build" / "toolchains" / f"{target.name}.cmake"

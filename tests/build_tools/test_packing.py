@@ -62,6 +62,7 @@ def test_toolchain_of_another_processor(tmp_path: Path, monkeypatch: pytest.Monk
     assert 'set(CMAKE_CXX_COMPILER "/opt/zig;c++;-target;aarch64-linux-gnu.2.28")' in text
     own = Path(packing.zig_environment(Target("x86_64"))["CMAKE_TOOLCHAIN_FILE"]).read_text()
     assert "CMAKE_SYSTEM_NAME" not in own  # not a cross build: the interpreter may be run
+    assert "linux-gnu.2.28;-idirafter;/usr/include" in own  # Debian keeps its pyconfig.h there
 
 
 def test_targets_have_the_names_of_their_tags() -> None:

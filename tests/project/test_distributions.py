@@ -12,6 +12,7 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,8 @@ from build_tools.bundle import write_bundle
 from build_tools.index import label_of_wheel, write_index
 from build_tools.packing import backend_environment
 from build_tools.sdist import make_traced_sdist
+
+SAFELY: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # from Python 3.11.4 on
 
 
 def run(*command: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None, umask: int = 0o022) -> str:
@@ -122,7 +125,7 @@ def bundle(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_bundle_holds_everything_with_checksums(bundle: Path, wheel: Path, tmp_path: Path) -> None:
     with tarfile.open(bundle) as archive:
         names = archive.getnames()
-        archive.extractall(tmp_path, filter="data")
+        archive.extractall(tmp_path, **SAFELY)
     assert {name.split("/")[0] for name in names} == {"tilekernels-0.1.0-bundle"}
     top = tmp_path / "tilekernels-0.1.0-bundle"
     label = label_of_wheel(wheel)
@@ -150,7 +153,7 @@ def test_bundle_has_the_same_bytes_again(bundle: Path, wheel: Path, tmp_path: Pa
 @pytest.mark.parametrize("problem", ["damaged", "no such label", "no torch"])
 def test_install_script_refuses(bundle: Path, tmp_path: Path, problem: str) -> None:
     with tarfile.open(bundle) as archive:
-        archive.extractall(tmp_path, filter="data")
+        archive.extractall(tmp_path, **SAFELY)
     top = tmp_path / "tilekernels-0.1.0-bundle"
     arguments = ["--label", "cu130.sm70"] if problem == "no such label" else ["--python", sys.executable]
     if problem == "damaged":
@@ -209,7 +212,7 @@ def test_bundle_installs_and_runs_without_network_home_compiler_or_writable_root
     if probe.returncode:
         pytest.skip(f"this machine forbids namespaces of its own: {probe.stderr.decode().strip()}")
     with tarfile.open(bundle) as archive:
-        archive.extractall(tmp_path, filter="data")
+        archive.extractall(tmp_path, **SAFELY)
     for name in ("work", "tools"):
         (tmp_path / name).mkdir()
     # everything that install.sh and the test's own script call, and no compiler

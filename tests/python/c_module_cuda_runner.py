@@ -80,8 +80,7 @@ streams_asked: list[tuple[int, int]] = []
 
 def from_object(value: Any, out: Any) -> int:
     if not hasattr(value, "view"):
-        ctypes.pythonapi.PyErr_SetString(ctypes.py_object(BufferError), b"no memory to read")
-        return -1
+        return -1  # an error that was set would leave this function, and with it what it answers
     ctypes.memmove(out, ctypes.byref(value.view), ctypes.sizeof(Tensor))
     return 0
 
