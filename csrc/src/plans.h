@@ -37,8 +37,8 @@ struct ReadyCall {
   struct Address {
     uint8_t value, tensor;  // values[value] is the address of that tensor
   };
-  int32_t
-      num_launches;  // -1: by the launch function (tensor maps, cooperative grids and clusters, long argument lists)
+  // -1: by the launch function (tensor maps, cooperative grids and clusters, long argument lists)
+  int32_t num_launches;
   int32_t num_arguments, num_addresses;
   Address addresses[kMaxAddresses];
   Launch launches[kMaxLaunches];

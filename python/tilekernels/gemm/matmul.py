@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from .._dispatch import kernel
-from .._outputs import size_of
+from .._outputs import requests_of, size_of
 from ..errors import argument_error, argument_type_error
 from ..testing.cases import BenchCase
 
@@ -38,7 +38,7 @@ def matmul_ref(
 
 
 # (M, N) of each dtype, as the extension is asked for it.
-_OUT_OF = {dtype: (dtype, 0, size_of(0, 0), size_of(1, 0)) for dtype in (torch.bfloat16, torch.float16, torch.float32)}
+_OUT_OF = requests_of(size_of(0, 0), size_of(1, 0))
 
 
 def _check_out_dtype(a: torch.Tensor, out_dtype: torch.dtype | None) -> torch.dtype:
